@@ -9,6 +9,9 @@ from torch import Tensor
 
 from casal.devices import check_due, seen
 
+VECTORISED = 2**20
+"""Numbers in a Jacobian up to which all rows are differentiated at once; beyond, row after row is faster."""
+
 
 def cholesky_solver(matrix: Tensor) -> Callable[[Tensor], Tensor]:
     """g -> A^-1 g for rows g (n, m), of one A (m, m) or one for each chain (n, m, m), positive definite.
@@ -22,12 +25,40 @@ def cholesky_solver(matrix: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """df/dx (n, m, d), row by row, and f (n, m), of a function that treats the points (n, *event) one by one."""
+    """df/dx (n, m, d) and f (n, m), of a function that treats the points (n, *event) one by one."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         f = function(leaf)
-        rows = [torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0].flatten(1) for part in f.unbind(1)]
-    return torch.stack([*rows, x.flatten(1)], 1)[:, :-1], f.detach()  # x, so that no rows at all have a shape, too
+        return rows_of(f, leaf), f.detach()
+
+
+def pulled(values: Tensor, leaf: Tensor, weights: Tensor, *, create_graph: bool = False) -> Tensor:
+    """Gradient of weights . values, chain by chain, (n, d)."""
+    if not values.requires_grad:
+        return torch.zeros_like(leaf).flatten(1)
+    (out,) = torch.autograd.grad(
+        values, leaf, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+    return out.flatten(1)
+
+
+def rows_of(values: Tensor, leaf: Tensor) -> Tensor:
+    """(n, r, d): a backward pass for every row of values (n, r), all at once where torch can and that is faster."""
+    n, r, d = *values.shape, leaf[:1].numel()
+    if r == 1:
+        return pulled(values, leaf, torch.ones_like(values))[:, None]
+    if not r or not values.requires_grad:
+        return leaf.new_zeros((n, r, d))
+    basis = torch.eye(r, dtype=values.dtype, device=values.device)[:, None].expand(r, n, r)
+    if n * r * d <= VECTORISED:
+        try:
+            (out,) = torch.autograd.grad(
+                values, leaf, basis, retain_graph=True, is_grads_batched=True, allow_unused=True, materialize_grads=True
+            )
+            return out.flatten(2).transpose(0, 1)
+        except RuntimeError:  # an operation that cannot be vectorised
+            pass
+    return torch.stack([pulled(values, leaf, weights) for weights in basis], dim=1)
 
 
 def log_gram(J: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from casal.constraints.solvers.structure import WORTH, IncompleteStructure, Stru
 from casal.constraints.vectors import flat, norm, over_events, peak
 from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
+from casal.linalg import pulled, rows_of
 
 LARGEST_TUBE = 64
 """Coordinates up to which the volume factor is computed: it takes a dense Hessian and a determinant a chain."""
@@ -68,9 +69,6 @@ violation up to which their result is taken."""
 
 FACTORS = 2**20
 """Numbers in the factors of one batch: they stay in the cache, and memory of that size is used again."""
-
-VECTORISED = 2**20
-"""Numbers in a Jacobian up to which all rows are differentiated at once; beyond, row after row is faster."""
 
 SEARCHED = Budget(1e-6, 200)
 """How hard the search tries in the loop for a chain that quick steps do not bring to the set."""
@@ -531,9 +529,9 @@ class _System:
             if isinstance(self.algebra, SparseRows):
                 found = self.owner._structure(self.event)
                 assert found is not None
-                entries = found.entries(lambda weights: _pull(values, leaf, weights).detach(), len(z), z)
+                entries = found.entries(lambda weights: pulled(values, leaf, weights).detach(), len(z), z)
                 return values.detach(), self.algebra.kept(entries.to(torch.float64))
-            rows = _jacobian(values, leaf)
+            rows = rows_of(values, leaf)
         return values.detach(), rows.detach().to(torch.float64)
 
     def curvature(self, z: Tensor, weights: Tensor) -> Function:
@@ -542,13 +540,13 @@ class _System:
         try:
             with _differentiable(z) as leaf:
                 values = self.values(leaf)
-                gradient = _pull(values, leaf, weights, create_graph=True)
-            _pull(gradient, leaf, torch.zeros_like(z))
+                gradient = pulled(values, leaf, weights, create_graph=True)
+            pulled(gradient, leaf, torch.zeros_like(z))
         except (RuntimeError, NotImplementedError):  # a function that can be differentiated only once
             return self._differences(z, weights)
         if self.owner.jacobian is not None and not self._same_slope(z, weights, gradient):
             return self._differences(z, weights)
-        return lambda v: _pull(gradient, leaf, v).detach()
+        return lambda v: pulled(gradient, leaf, v).detach()
 
     def _same_slope(self, z: Tensor, weights: Tensor, gradient: Tensor) -> bool:
         """Whether torch finds the derivatives that were given: a function may hide what it does from it."""
@@ -678,7 +676,7 @@ class _System:
         if self.owner.jacobian is not None:
             return self.algebra.pull(self._given(z, weights.shape[1]), weights)
         with _differentiable(z) as leaf:
-            return _pull(self.values(leaf), leaf, weights).detach()
+            return pulled(self.values(leaf), leaf, weights).detach()
 
     def _differences(self, z: Tensor, weights: Tensor) -> Function:
         def product(v: Tensor) -> Tensor:
@@ -780,41 +778,6 @@ def _differentiable(z: Tensor) -> Iterator[Tensor]:
     """A copy of z to differentiate by."""
     with torch.enable_grad():
         yield z.detach().clone().requires_grad_()
-
-
-def _pull(values: Tensor, leaf: Tensor, weights: Tensor, *, create_graph: bool = False) -> Tensor:
-    """Gradient of weights . values, chain by chain."""
-    if not values.requires_grad:
-        return torch.zeros_like(leaf)
-    (out,) = torch.autograd.grad(
-        values, leaf, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
-    )
-    return out
-
-
-def _jacobian(values: Tensor, leaf: Tensor) -> Tensor:
-    """(n, r, d) by one backward pass for every row, all at once where torch can and where that is faster."""
-    n, r = values.shape
-    if r == 1:
-        return _pull(values, leaf, torch.ones_like(values))[:, None, :]
-    if not values.requires_grad:
-        return torch.zeros_like(leaf)[:, None, :].expand(n, r, leaf.shape[1])
-    basis = torch.eye(r, dtype=values.dtype, device=values.device)[:, None, :].expand(r, n, r)
-    if n * r * leaf.shape[1] <= VECTORISED:
-        try:
-            (out,) = torch.autograd.grad(
-                values,
-                leaf,
-                basis,
-                retain_graph=True,
-                is_grads_batched=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            return out.transpose(0, 1)
-        except RuntimeError:  # an operation that cannot be vectorised
-            pass
-    return torch.stack([_pull(values, leaf, weights) for weights in basis], dim=1)
 
 
 def _log_determinant(system: _System, z: Tensor, offset: Tensor) -> Tensor:

@@ -275,7 +275,9 @@ class HMC(Method[HMCState]):
             left = min(limit - control.spent, allowance)
             count = math.ceil(left / control.price) if gathers else int(left / control.price)
             return row._replace(kind="slice" if count else "rest", lengths=(1,) * count)
-        wanted = min(HEATED if phase == "temper" else LONGEST, max(1, round(control.length / control.eps)))
+        wanted = min(LONGEST, max(1, round(control.length / control.eps)))
+        if phase in ("temper", "draw"):
+            wanted = min(wanted, HEATED if phase == "temper" else 4 * HEATED)
         wanted = max(1, min(wanted, int((allowance - known) / price)))
         count = int(allowance / (wanted * price + known)) if phase in ("main", "gather") else 1
         lengths, left = list[int](), limit - control.spent

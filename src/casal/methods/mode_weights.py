@@ -167,14 +167,12 @@ def _cut(y: Tensor, generator: torch.Generator, *, always: bool) -> Tensor | Non
     q = points.shape[1]
     if n < 2 * (q + 2):
         return None
-    best, chosen = math.inf if always else n * q, None
-    best -= 0.0 if always else math.log(n) * (1 + q + q * (q + 1) / 2)  # what two Gaussians cost more than one
-    for start in [points[:, k] > 0.0 for k in range(q)] + [_far_apart(points, generator) for _ in range(TRIALS)]:
-        value, second = _two_gaussians(points, start)
-        few = min(int(second.sum()), n - int(second.sum()))
-        if value < best and few >= max(SMALLEST, q + 1):
-            best, chosen = value, second
-    return chosen
+    best = math.inf if always else n * q - math.log(n) * (1 + q + q * (q + 1) / 2)  # two Gaussians cost more than one
+    starts = [points[:, k] > 0.0 for k in range(q)] + [_far_apart(points, generator) for _ in range(TRIALS)]
+    value, second = _two_gaussians(points, torch.stack(starts))
+    few = torch.minimum(second.sum(1), n - second.sum(1))
+    value = torch.where((value < best) & (few >= max(SMALLEST, q + 1)), value, torch.inf)
+    return second[int(value.argmin())] if bool(torch.isfinite(value).any()) else None
 
 
 def _far_apart(points: Tensor, generator: torch.Generator) -> Tensor:
@@ -196,23 +194,25 @@ def _drawn(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.multinomial(weight, count, replacement=count > 1, generator=generator)
 
 
-def _two_gaussians(points: Tensor, second: Tensor) -> tuple[float, Tensor]:
-    """-2 log likelihood of two Gaussians, n q for one N(0, I), and the points of the second; by EM."""
+def _two_gaussians(points: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """-2 log likelihood of two Gaussians (s,), n q for one N(0, I), and the points of the second (s, n); by EM.
+
+    From s starts (s, n) at once.
+    """
     n, q = points.shape
-    own = second.to(points)
-    own = torch.stack([1.0 - own, own], 1)
-    value, eye = math.inf, torch.eye(q, dtype=points.dtype, device=points.device)
+    own = torch.stack([~second, second], 1).to(points)
+    value, eye = torch.full_like(own[:, 0, 0], math.inf), torch.eye(q, dtype=points.dtype, device=points.device)
     for _ in range(ROUNDS):
-        size = own.sum(0).clamp_min(1e-9)
-        mean = own.T @ points / size[:, None]
-        away = points[:, None] - mean
-        spread = torch.einsum("nk,nki,nkj->kij", own, away, away) / size[:, None, None] + 1e-6 * eye
+        size = own.sum(2).clamp_min(1e-9)
+        mean = own @ points / size[..., None]
+        away = points - mean[:, :, None]
+        spread = away.mT @ (own[..., None] * away) / size[..., None, None] + 1e-6 * eye
         root = torch.linalg.cholesky(spread)
-        white = torch.linalg.solve_triangular(root, away.permute(1, 2, 0), upper=False).square().sum(1).T
-        term = (size / n).log() - 0.5 * white - root.diagonal(dim1=1, dim2=2).log().sum(1)
+        white = torch.linalg.solve_triangular(root, away.mT, upper=False).square().sum(2)
+        term = (size / n / root.diagonal(dim1=2, dim2=3).prod(2)).log()[..., None] - 0.5 * white
         total = term.logsumexp(1)
-        own, before, value = (term - total[:, None]).exp(), value, -2.0 * float(total.sum())
-        if before - value < 1e-3:
+        own, before, value = (term - total[:, None]).exp(), value, -2.0 * total.sum(1)
+        if bool((before - value < 1e-3).all()):
             break
     return value, own[:, 1] > 0.5
 
@@ -391,7 +391,9 @@ def _curved(
         steep = torch.linalg.det(normals[index[_middle(y[index])]].mT @ normals[index]).abs() < STEEP
         return float(steep.to(y).mean()) > OFTEN
 
-    parts, *counts = _parts(y, clusters(y, generator, bent), known, y.shape[1] - normals.shape[2])
+    label = clusters(y, generator)
+    label = clusters(y, generator, bent) if int(label.max()) else label  # one mode needs no charts, however bent it is
+    parts, *counts = _parts(y, label, known, y.shape[1] - normals.shape[2])
     if not parts or (len(parts) < 2 and not any(counts)):
         return None
     charts, smooth = list[Chart](), list[tuple[Tensor, Tensor]]()

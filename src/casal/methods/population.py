@@ -318,14 +318,15 @@ def allowed_growth(now: float, ess: float, spread: float) -> float:
 
 
 def temper(
-    share: float, log_weight: Tensor, gain: Tensor, groups: Groups, left: int, least_ess: float | None = None
+    share: float, log_weight: Tensor, gain: Tensor, groups: Groups, left: int, least_ess: float | None, pace: float
 ) -> tuple[float, Tensor]:
     """The next level of a tempered start, from chains that follow q^(1-b) p^b:
 
         weight *= (p(x) / q(x))^(b' - b)
 
     With b = 0 ... 1 and moves that keep each level, chains that began as draws of q follow p, and separate modes of p
-    have their weights wherever the chains came from. The levels are placed by ``growth``.
+    have their weights wherever the chains came from. The levels are placed by ``growth``, and no nearer to each other
+    than where log-weights spread by ``pace``: a way that is short takes few of them.
 
     Args:
         share: b, where the chains are.
@@ -334,13 +335,16 @@ def temper(
         groups: Chains that sample different distributions.
         left: Levels that are left, the next one included.
         least_ess: No level leaves the new weights of a group less than this share of its chains; None if it may.
+        pace: Standard deviation of what a level adds to the log-weights, at least.
 
     Returns:
         b' and the logarithms of the weights there.
     """
     possible = torch.isfinite(gain)  # a start may lie where p is zero
     gain = torch.where(possible, gain, gain[possible].amin() if bool(possible.any()) else 0.0)
-    b = next_level(share, 1.0, -gain, groups.weights(log_weight), left)
+    weight = groups.weights(log_weight)
+    b = next_level(share, 1.0, -gain, weight, left)
+    b = min(1.0, max(b, share + pace / max(spread_of(gain, weight), 1e-300)))
     if least_ess is not None:
         b = min(b, largest_share(groups, share, gain, least_ess))
     return b, log_weight + (b - share) * gain

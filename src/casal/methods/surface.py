@@ -4,10 +4,9 @@ With J = dh/dz and P = I - J^T (J J^T)^-1 J, a drift of length e from (z, v), v 
 
     z' = z + e v - J(z)^T m   with h(z') = 0,        v' = P(z') (z' - z) / e.
 
-The multipliers m are found by chord steps: the first with J J^T, the next ones with J(z') J^T at the second point. This
-matrix is renewed for chains that come nearer too slowly: derivatives cost much more than values. Every drift is taken
-back from (z', -v'). A chain that does not return, or did not converge, is refused. What is left is reversible and keeps
-volumes (Zappa, Holmes-Cerfon and Goodman 2018).
+The multipliers m are found by Broyden's method, which begins with J J^T and asks for values of h alone: derivatives
+cost much more. Every drift is taken back from (z', -v'). A chain that does not return, or did not converge, is refused.
+What is left is reversible and keeps volumes (Zappa, Holmes-Cerfon and Goodman 2018).
 
 **Walls.** A drift that ends outside, g(z') > 0, turns v' about the tangent part of the gradient of the most violated
 wall, at that point, and drifts on by e, a few times. The way back visits the same points, so a Metropolis step is
@@ -15,12 +14,14 @@ right. The density is not asked outside. A solid set without such functions (an 
 projection: v' turns about z' - P(z').
 
 **Metric.** In the coordinates w, z = L w, the steps keep the surface measure of w. The law in the user's coordinates
-stays if the density there is p sqrt(det J J^T / det J L L^T J^T).
+stays if the density there is p sqrt(det J J^T / det J L L^T J^T). This factor hardly varies on a set (by a few per cent
+for molecules, a quarter for a power grid), so trajectories are accepted by it and know nothing of its gradient.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,15 +30,14 @@ from torch import Tensor
 from casal.constraints import Constraint, IncompleteStructure, Structure, structure_of
 from casal.devices import waits
 from casal.errors import SettingError
-from casal.linalg import log_gram
+from casal.linalg import log_gram, pulled, rows_of
 from casal.methods.scales import solve, times, transposed
 
-TURNS, NEWTON = 8, 14
-"""Turns at walls in one drift, and chord steps for the multipliers, at most."""
+TURNS, BROYDEN = 8, 14
+"""Turns at walls in one drift, and values of h for the multipliers, at most."""
 
-SLOW, GIVEN_UP = 0.2, 0.9
-"""Share of the distance to the set that is left after a step, from which on the matrix is renewed; and a chain is
-refused after three steps, as Newton's method then leads away."""
+GIVEN_UP = 0.9
+"""Share of the distance to the set that is left after a step, from which on a chain is refused, after three steps."""
 
 ON_SET, RETURNED = 1e-9, 1e-7
 """Distance to the set, and to the point where a drift began, in units of 1 + |z|, up to which it worked. What is left
@@ -57,14 +57,27 @@ class Frame(NamedTuple):
     J: Tensor
     root: Tensor
 
+    def solved(self, h: Tensor) -> Tensor:
+        """(J J^T)^-1 h, (n, m)."""
+        if h.shape[1] == 1:
+            return h / self.root[:, 0].square()
+        return torch.cholesky_solve(h[..., None], self.root)[..., 0]
+
+    def inverse(self) -> Tensor:
+        """(J J^T)^-1, (n, m, m)."""
+        return 1.0 / self.root.square() if self.root.shape[1] == 1 else torch.cholesky_inverse(self.root)
+
+    def across(self, m: Tensor) -> Tensor:
+        """J^T m, (n, r)."""
+        return self.J[:, 0] * m if m.shape[1] == 1 else (self.J.mT @ m[..., None])[..., 0]
+
     def tangent(self, v: Tensor) -> Tensor:
         """P v."""
         if self.J.shape[1] == 0:
             return v
         if self.J.shape[1] == 1:
-            j = self.J[:, 0]
-            return v - (j * v).sum(1, keepdim=True) / self.root[:, 0].square() * j
-        return v - (self.J.mT @ torch.cholesky_solve(self.J @ v[..., None], self.root))[..., 0]
+            return v - self.across(self.solved((self.J[:, 0] * v).sum(1, keepdim=True)))
+        return v - self.across(self.solved((self.J @ v[..., None])[..., 0]))
 
     def pick(self, yes: Tensor, other: Frame) -> Frame:
         """This one for chains that say yes, the other for the rest."""
@@ -115,40 +128,31 @@ class Surface:
         """J (n, m, r)."""
         return self.pull(self.derivatives(self.outward(w).reshape(-1, *self.event)).to(w))
 
-    def derivatives(self, z: Tensor, graph: bool = False, together: bool = True) -> Tensor:
+    def derivatives(self, z: Tensor, together: bool = True) -> Tensor:
         """dh/dz (n, m, k) at points (n, *event).
 
         Args:
             z: The points.
-            graph: Whether it will be differentiated again.
             together: Whether rows that share no coordinate are differentiated together.
         """
         with torch.enable_grad():
-            leaf = z if graph and z.requires_grad else z.detach().requires_grad_()
+            leaf = z.detach().requires_grad_()
             h = self.constraint.equations(leaf) if self.constraint.smooth else leaf.flatten(1)[:, :0]
-            if not h.shape[1]:
+            count = h.shape[1]
+            if not count:
                 return z.new_zeros((len(z), 0, z[0].numel()))
             if not h.requires_grad:
                 raise SettingError("automatic differentiation does not see through the functions of this set")
-
-            def pulled(weights: Tensor) -> Tensor:
-                (row,) = torch.autograd.grad(
-                    h, leaf, weights, retain_graph=True, create_graph=graph, materialize_grads=True, allow_unused=True
-                )
-                return row.flatten(1)
-
-            count = h.shape[1]
             found = self._structure(count) if together else None
             if found is not None:
                 try:
-                    entries = found.entries(pulled, len(z), h)
+                    entries = found.entries(partial(pulled, h, leaf), len(z), h)
                     J = h.new_zeros((len(z), count * found.size))
                     J = J.index_copy(1, found.indices[0] * found.size + found.indices[1], entries)
                     return J.reshape(len(z), count, -1)
                 except IncompleteStructure:
                     pass
-            rows = torch.eye(count, dtype=h.dtype, device=h.device)
-            return torch.stack([pulled(row.expand_as(h)) for row in rows], 1)
+            return rows_of(h, leaf)
 
     def _structure(self, rows: int) -> Structure | None:
         """Which rows may be differentiated together, found once at random points."""
@@ -168,49 +172,43 @@ class Surface:
         J = self.slopes(w)
         return Frame(w, J, _root(J @ J.mT))
 
-    def log_factor(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """log sqrt(det J J^T / det J L L^T J^T), (n,), and its gradient in w."""
-        if self.scale is None or not self.equations(w[:1]).shape[1]:
-            return torch.zeros_like(w[:, 0]), torch.zeros_like(w)
-        with torch.enable_grad():
-            leaf = w.detach().requires_grad_()
-            z = self.outward(leaf).reshape(-1, *self.event)
-            J = self.derivatives(z, graph=True).to(w)
-            scaled = self.pull(J)
-            value = 0.5 * (log_gram(J) - log_gram(scaled))
-            (gradient,) = torch.autograd.grad(value.sum(), leaf) if value.requires_grad else (torch.zeros_like(w),)
-        return value.detach(), gradient
+    def log_factor(self, at: Frame) -> Tensor:
+        """log sqrt(det J J^T / det J L L^T J^T), (n,)."""
+        if self.scale is None or not at.J.shape[1]:
+            return torch.zeros_like(at.w[:, 0])
+        J = self.derivatives(self.outward(at.w).reshape(-1, *self.event)).to(at.w)
+        return 0.5 * (log_gram(J) - log_gram(at.J))
 
     @waits
     def solve(self, at: Frame, step: Tensor) -> tuple[Tensor, Tensor]:
-        """w + step - J^T m on the set, and where it was found."""
-        w = at.w + step
-        ok = torch.ones(len(w), dtype=torch.bool, device=w.device)
+        """w + step - J^T m on the set where it was found, else w; and where that was.
+
+        With p = B h(w) and the step s before it, Broyden's method takes B - p s^T B / s.(p + s) for B (Kelley 1995).
+        """
+        w, live = at.w + step, torch.ones(len(step), dtype=torch.bool, device=step.device)
         if not at.J.shape[1]:
-            return w, ok
-        out, ok, todo = w.clone(), ~ok, torch.arange(len(w), device=w.device)
-        unit = (1.0 + at.w.abs().amax(1)) * ON_SET
-        lengths = torch.linalg.vector_norm(at.J, dim=2).clamp_min(1e-300)
-        here, J, (S, order) = self, at.J, _factors(at.root @ at.root.mT)
-        left = torch.full_like(unit, torch.inf)
-        for k in range(NEWTON):
-            h = torch.nan_to_num(here.equations(w), nan=1e300)
-            before, left = left, (h.abs() / lengths).amax(1)
-            fine = left < unit
-            out[todo[fine]], ok[todo[fine]] = w[fine], True
-            go = ~fine & (left < (GIVEN_UP * before if k > 2 else torch.inf))
-            if not bool(go.all()):
-                todo, w, h, J, S, order, lengths, unit, before, left = (
-                    v[go] for v in (todo, w, h, J, S, order, lengths, unit, before, left)
-                )
-                if not len(todo):
-                    break
-                here = self.some(todo) if self.constraint.chains is not None else self
-            slow = torch.nonzero(left > SLOW * before).flatten() if k > 1 else torch.arange(len(todo) * (k == 1))
-            if len(slow):  # chains whose matrix is too old
-                S[slow], order[slow] = _factors(here.some(slow).slopes(w[slow]) @ J[slow].mT)
-            w = w - (J.mT @ _solved(S, order, h))[..., 0]
-        return out, ok
+            return w, live
+        unit = ON_SET * (1.0 + at.w.abs().amax(1, keepdim=True)) * torch.linalg.vector_norm(at.J, dim=2)
+        unit = unit.clamp_min(1e-300)
+        B, s = at.inverse(), torch.zeros((len(w), at.J.shape[1], 1), dtype=w.dtype, device=w.device)
+        ok, left = ~live, torch.full_like(w[:, 0], torch.inf)
+        for k in range(BROYDEN):
+            h = torch.nan_to_num(self.equations(w), nan=1e300)
+            before, left = left, (h.abs() / unit).amax(1)
+            fine = left < 1.0
+            ok, live = ok | (live & fine), live & ~fine
+            if k > 2:
+                live = live & (left < GIVEN_UP * before)
+            if not bool(live.any()):
+                break
+            p = B @ h[..., None]
+            if k:
+                size = (s * (p + s)).sum(1, keepdim=True)
+                B = B - (p / size) @ (s.mT @ B)
+                p = p * (s.square().sum(1, keepdim=True) / size)
+            s = torch.where(live[:, None, None], -p, 0.0)
+            w = torch.where((live | ok)[:, None], w + at.across(s[..., 0]), at.w)
+        return torch.where(ok[:, None], w, at.w), ok
 
     def settled(self, w: Tensor) -> Tensor:
         """Points next to the set, moved onto it as well as rounding allows."""
@@ -218,7 +216,7 @@ class Surface:
             at = self.frame(w)
             if not at.J.shape[1]:
                 return w
-            near = w - (at.J.mT @ _solved(*_factors(at.root @ at.root.mT), self.equations(w)))[..., 0]
+            near = w - at.across(at.solved(self.equations(w)))
             better = self.equations(near).abs().amax(1) < self.equations(w).abs().amax(1)
             w = torch.where((better & ~(self.walls(near) > 0.0).any(1))[:, None], near, w)
         return w
@@ -226,7 +224,6 @@ class Surface:
     def step(self, at: Frame, v: Tensor, e: Tensor) -> tuple[Frame, Tensor, Tensor]:
         """One drift of lengths e (n, 1) with its way back: the new point, its velocity, and where it worked."""
         w, ok = self.solve(at, e * v)
-        w = torch.where(ok[:, None], w, at.w)
         there = self.frame(w)
         turned = there.tangent((w - at.w) / e)
         if not at.J.shape[1]:
@@ -280,16 +277,3 @@ class Surface:
 
 def _root(S: Tensor) -> Tensor:
     return S.sqrt() if S.shape[-1] == 1 else torch.linalg.cholesky_ex(S)[0]
-
-
-def _factors(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Of matrices (n, m, m), with the order of their rows."""
-    if S.shape[-1] == 1:
-        return S.clone(), torch.ones_like(S[..., 0], dtype=torch.int32)
-    factors, order, _ = torch.linalg.lu_factor_ex(S)
-    return factors, order
-
-
-def _solved(factors: Tensor, order: Tensor, h: Tensor) -> Tensor:
-    """S^-1 h, (n, m, 1)."""
-    return h[..., None] / factors if factors.shape[-1] == 1 else torch.linalg.lu_solve(factors, order, h[..., None])

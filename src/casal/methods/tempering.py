@@ -54,8 +54,9 @@ mode froze without them."""
 RENEWED = 8
 """Rows of a tempering on a curved set from one metric to the next."""
 
-HEATED, LEAST_ESS = 3, 0.5
-"""Leapfrogs of a trajectory of a tempered start, at most; resample below this share of the chains."""
+HEATED, LEAST_ESS, PACE = 3, 0.5, 0.2
+"""Leapfrogs of a trajectory of a tempered start, at most; resample below this share of the chains; and what a level
+adds to the spread of the log-weights, at least: three levels leave 0.7 of the chains effective."""
 
 FEW_DIMENSIONS, WIDEST = 16, 10.0
 """Dimensions up to which a tempered start may begin from a constant density, and how many times as wide as the starting
@@ -190,7 +191,7 @@ def heat(
     row = Row("rest", problem.table.t[0], share=0.0, reference=reference_of(control, state.y))
     gain, left = state.log_p - log_start(space, problem, state.y, row), max(control.left, 1)
     least = None if weighing and left == 1 else LEAST_ESS
-    b, log_weight = temper(control.share, state.log_weight, gain, groups, left, least)
+    b, log_weight = temper(control.share, state.log_weight, gain, groups, left, least, PACE)
     record |= {"share": b, "ess": groups.effective_size(log_weight) * control.n / len(state.y)}
     if b < 1.0 and control.left <= 0:  # it does not come to an end
         b, log_weight, record["tempered"] = 1.0, torch.zeros_like(log_weight), 0.0

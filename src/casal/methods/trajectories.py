@@ -97,31 +97,31 @@ def rattle(space: Space, problem: Problem, state: HMCState, row: Row, generator:
     known, scale = problem.target.potential is not None, row.scale if row.scale.numel() else None
     surface = Surface(problem.constraint, space.event, scale)
     here = surface.frame(surface.inward(state.y))
-    factor, tilt = surface.log_factor(here.w)
+    factor = surface.log_factor(here)
     accepted, refused = torch.zeros_like(state.log_p), torch.zeros_like(state.log_p)
     for length in row.lengths:
         v, eps, decide = _drawn(state.y, row, generator)
         at, v, y, score = here, here.tangent(v), state.y, state.score
         start, energy = log_start(space, problem, y, row) + factor, 0.5 * v.square().sum(1)
         rise, ok = torch.zeros_like(state.log_p), torch.ones(len(y), dtype=torch.bool, device=y.device)
-        force, end_factor, end_tilt = force_at(space, problem, y, score, row), factor, tilt
+        force = force_at(space, problem, y, score, row)
         for _ in range(length):
-            v = v + 0.5 * eps * at.tangent(surface.pull(force) + end_tilt)
+            v = v + 0.5 * eps * at.tangent(surface.pull(force))
             at, v, fine = surface.drift(at, v, eps)
             ok = ok & fine & torch.isfinite(v).all(1)
             end = surface.outward(at.w)
             new = score if row.blind else score_at(space, problem, end, row)
             rise, y, score = rise + 0.5 * ((score + new) * (end - y)).sum(1), end, new
-            end_factor, end_tilt = surface.log_factor(at.w)
             force = force_at(space, problem, y, score, row)
-            v = v + 0.5 * eps * at.tangent(surface.pull(force) + end_tilt)
+            v = v + 0.5 * eps * at.tangent(surface.pull(force))
+        end_factor = surface.log_factor(at)
         log_p = problem.log_density(space.latents(y, problem.like)) if known else state.log_p + rise
         ratio = row.share * _minus(log_p, state.log_p) + log_start(space, problem, y, row) + end_factor - start
         ratio = torch.where(ok, ratio + energy - 0.5 * v.square().sum(1), -torch.inf)
         refused = refused + (~ok).to(refused) / len(row.lengths)
         state, chance = _decided(state, y, score, log_p, ratio, decide)
         yes = (state.y == y).all(1)
-        here, factor, tilt = at.pick(yes, here), pick(yes, end_factor, factor), pick(yes, end_tilt, tilt)
+        here, factor = at.pick(yes, here), pick(yes, end_factor, factor)
         accepted = accepted + chance / len(row.lengths)
     return state._replace(accepted=accepted, refused=refused)
 
