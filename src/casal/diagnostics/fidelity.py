@@ -880,8 +880,9 @@ def renoised(evidence: Evidence) -> Finding | None:
         call = f"casal.sample(..., check={share:g}), at most {100 * share:.0f} % more model calls"
         return Finding(missing=(f"the samples were not found again under noise: {call}",))
     last, stream, ask = finest(problem), torch.Generator(x.device).manual_seed(4251), partial(denoised_rows, problem)
+    unknown = float(state.error.flatten(1).to(torch.float64).square().sum(1).mean())
     levels = [
-        found_again(ask, *groups, found.matrix, s, last, stream)
+        found_again(ask, *groups, found.matrix, s, unknown, stream)
         for s in spaced(max(last, seen["first level"] / FIRST), last, count)
     ]
     names = [f"{name}, at noise {one.level:.2g}" for one in levels for name in one.names]

@@ -10,9 +10,9 @@ in proportion to y. Noise is used with both signs: its own part of u cancels, an
 
 Columns of numbers, one for each sample, have mean zero: positions of u along its widest directions, and products of u
 and y, summed over the two widest directions, the next ones and all others. An error of the network is no error of the
-samples. Where it is not exact, samples f of the model alone show it: with A f in place of b, u = (I - K A) (f - D(f + s w)).
-So a column then objects only if it differs both from zero and from theirs. What their positions vary by beside what
-the place explains is an error that is made in one place and not in another: samples with equal values share it.
+samples. Where it is not exact, samples f of the model alone show it: with A f in place of b, u is (I - K A) (f - D(f +
+s w)). So a column then objects only if it differs both from zero and from theirs. What their positions vary by, beside
+what the place explains, is an error that is made in one place and not in another: samples with equal values share it.
 
 K is shared by the chains of a kind (mode): A S A^T is averaged over some of them, and eigenvalues below its
 antisymmetric part, which is error, are raised.
@@ -53,7 +53,7 @@ class Renoised(NamedTuple):
         names: Of the columns.
         samples: Columns of the samples, (n, k).
         free: Those of the model's own samples, (n', k).
-        allowed: What noise of the last level of the table, below which the model is not known, adds to each column.
+        allowed: What may be added to each column by details below the last level of the table.
         local: Standard deviation of what a network that is not exact misses in one place and not in another: an error
             that samples with equal values share.
         follows: How far u follows the position of the samples along its widest direction: a correlation.
@@ -83,7 +83,7 @@ def price_of(count: int, kinds: Tensor) -> int:
 
 
 def found_again(
-    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, last: float, generator: torch.Generator
+    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, finest: float, generator: torch.Generator
 ) -> Renoised:
     """The columns of one level.
 
@@ -93,7 +93,7 @@ def found_again(
         free: Samples of the model.
         matrix: A, orthonormal rows (m, d).
         s: The noise level.
-        last: The last level of the table.
+        finest: tr S at the last level of the table: what the model does not know of a sample.
         generator: Of the noise.
     """
     gains, left, images = dict[int, Tensor](), list[list[tuple[Tensor, Tensor]]](), list[Tensor]()
@@ -122,7 +122,7 @@ def found_again(
     names = tuple(f"position along direction {k + 1}" for k in range(len(axes)))
     names += ("width along the widest directions", "width along wide directions", "width along the others")
     allowed, local = torch.zeros_like(columns[0][:2])
-    allowed[-1] = last**2 * axes.shape[1]
+    allowed[-1] = finest
     if len(samples.values.unique(dim=0)) < len(samples.values):
         local[: len(axes)] = _unexplained(columns[1][:, : len(axes)], there)
     return Renoised(s, names, columns[0], columns[1], allowed, local, follows)
