@@ -226,5 +226,11 @@ def verdict_of(evidence: Evidence, found: list[Check], not_promised: str = "") -
             f"the checks find errors of a mean above {least:.2g} standard deviations only, {LARGEST_DETECTABLE:g} are "
             f"needed: {evidence.more_chains((least / LARGEST_DETECTABLE) ** 2 if math.isfinite(least) else 1.0)}"
         )
-        return Fidelity("unchecked", (*([weak] if math.isfinite(least) else []), *missing, *notes), figures)
+        if not math.isfinite(least):
+            weak = (
+                "the samples were compared with the model within separate modes alone, whose weights are not known: "
+                f"{evidence.more_chains(2.0)}"
+            )
+        told = () if missing and not math.isfinite(least) else (weak,)
+        return Fidelity("unchecked", (*told, *missing, *notes), figures)
     return Fidelity("trusted", missing + notes, figures)

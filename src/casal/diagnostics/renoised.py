@@ -11,7 +11,7 @@ in proportion to y. Noise is used with both signs: its own part of u cancels, an
 Columns of numbers, one for each sample, have mean zero: positions of u along its widest directions, and products of u
 and y, summed over the two widest directions, the next ones and all others. An error of the network is no error of the
 samples. Where it is not exact, samples f of the model alone show it: with A f in place of b,
-u = (I - K A) (f - D(f + s w)). So a column then objects only if it differs both from zero and from theirs. What their
+u is (I - K A) (f - D(f + s w)). So a column then objects only if it differs both from zero and from theirs. What their
 positions vary by beside what the place explains is an error that is made in one place and not in another: samples with
 equal values share it.
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from casal.diagnostics.check import FEWEST_TESTED, FOUND, REJECT, Check, Evidence, zero_test
 from casal.diagnostics.model_score import finest
 from casal.methods.affine_modes import STEP, Ask, solve
+from casal.methods.coupling import has_edge
 from casal.methods.equations import equations_of
 from casal.methods.matheron import FIRST, SYMMETRIC, denoised_rows
 from casal.methods.population import Lineage, student_quantile
@@ -64,7 +65,7 @@ class Renoised(NamedTuple):
         names: Of the columns.
         samples: Columns of the samples, (n, k).
         free: Those of the model's own samples, (n', k).
-        allowed: What noise of the last level of the table, below which the model is not known, adds to each column.
+        allowed: What may be added to each column by details below the last level of the table.
         local: Standard deviation of what a network that is not exact misses in one place and not in another: an error
             that samples with equal values share.
         follows: How far u follows the position of the samples along its widest direction: a correlation.
@@ -94,7 +95,7 @@ def price_of(count: int, kinds: Tensor) -> int:
 
 
 def columns_at(
-    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, last: float, generator: torch.Generator
+    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, finest: float, generator: torch.Generator
 ) -> Renoised:
     """The columns of one level.
 
@@ -104,7 +105,7 @@ def columns_at(
         free: Samples of the model.
         matrix: A, orthonormal rows (m, d).
         s: The noise level.
-        last: The last level of the table.
+        finest: tr S at the last level of the table: what the model does not know of a sample.
         generator: Of the noise.
     """
     gains, left, images = dict[int, Tensor](), list[list[tuple[Tensor, Tensor]]](), list[Tensor]()
@@ -133,7 +134,7 @@ def columns_at(
     names = tuple(f"position along direction {k + 1}" for k in range(len(axes)))
     names += ("width along the widest directions", "width along wide directions", "width along the others")
     allowed, local = torch.zeros_like(columns[0][:2])
-    allowed[-1] = last**2 * axes.shape[1]
+    allowed[-1] = finest
     if len(samples.values.unique(dim=0)) < len(samples.values):
         local[: len(axes)] = _unexplained(columns[1][:, : len(axes)], there)
     return Renoised(s, names, columns[0], columns[1], allowed, local, follows)
@@ -191,7 +192,7 @@ def found_again(evidence: Evidence) -> Iterator[Check]:
     if not {"first level", "asymmetry"} <= seen.keys() or problem.target.condition or n < FEWEST_TESTED:
         return
     equations, kinds = equations_of(problem), state.kind.unique()
-    if equations.curved or not equations.count:
+    if equations.curved or not equations.count or has_edge(problem):
         return
     x = (evidence.run.samples if problem.identity else state.x).flatten(1).to(torch.float64)
     free = state.free.flatten(1).to(torch.float64)
@@ -205,8 +206,9 @@ def found_again(evidence: Evidence) -> Iterator[Check]:
         yield Check(missing=(f"the samples were not found again under noise: {call}",))
         return
     last, stream, ask = finest(problem), torch.Generator(x.device).manual_seed(4251), partial(denoised_rows, problem)
+    unknown = float(state.error.flatten(1).to(torch.float64).square().sum(1).mean())
     levels = [
-        columns_at(ask, *groups, equations.matrix, s, last, stream)
+        columns_at(ask, *groups, equations.matrix, s, unknown, stream)
         for s in spaced(max(last, seen["first level"] / FIRST), last, count)
     ]
     names = [f"{name}, at noise {one.level:.2g}" for one in levels for name in one.names]
