@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics.renoised import Group, Renoised, found_again, price_of, spaced
+from casal.diagnostics.renoised import Group, Renoised, columns_at, price_of, spaced
 
 D, M, N = 24, 3, 64
 F64 = torch.float64
@@ -43,7 +43,7 @@ def look(x: Tensor, free: Tensor, s: float, seed: int = 5, finest: float = 0.0) 
     _cov, A, b, _gain = model()
     kind = torch.zeros(len(x), dtype=torch.long)
     groups = Group(x, b.expand(len(x), -1), kind), Group(free, free @ A.T, kind[: len(free)])
-    return found_again(ask, *groups, A, s, finest, torch.Generator().manual_seed(seed))
+    return columns_at(ask, *groups, A, s, finest, torch.Generator().manual_seed(seed))
 
 
 def largest(found: Renoised) -> float:
@@ -84,13 +84,13 @@ def test_right_samples_leave_columns_of_mean_zero_and_broken_ones_do_not() -> No
 
 
 def test_errors_that_samples_of_one_value_share_are_measured_at_the_models_own() -> None:
-    """What positions of u vary by beside the place along the same directions; chains with their own values share none."""
+    """What positions of u vary by beside the place, along the same directions; none with values of their own."""
     free, x = draws(N, 2)
     exact = look(x, free, 0.5)
     assert float((exact.local[:8] / exact.free[:, :8].std(0)).max()) < 0.8  # directions are not those of the model
     own = Group(x, torch.arange(float(N)).to(F64)[:, None].expand(-1, M), torch.zeros(N, dtype=torch.long))
     A = model()[1]
-    apart = found_again(ask, own, own, A, 0.5, 0.0, torch.Generator().manual_seed(0))
+    apart = columns_at(ask, own, own, A, 0.5, 0.0, torch.Generator().manual_seed(0))
     assert not bool(apart.local.any())  # chains with values of their own share nothing
     assert apart.finds(6.0, 2) == pytest.approx(6.0 * math.sqrt(2.0 / N) / apart.follows)
     assert exact.finds(6.0, 1) > 6.0 / math.sqrt(N) / exact.follows
