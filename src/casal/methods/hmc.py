@@ -123,10 +123,10 @@ WARM_ROWS, MAIN_ROWS = 32, 8
 MARKS = (0.25, 0.5, 0.75)
 """Shares of the warm-up after which the metric is renewed."""
 
-CHAINS, PER_DIMENSION, MOST_DRAWS = 256, 4, 64
+CHAINS, PER_DIMENSION, MOST_DRAWS = (256, 1024), 4, (16, 64)
 """Chains from which several draws each are taken, at least, in all and for every dimension of the set: enough for what
-is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains). And draws of a chain, at most: more
-chains at a time cost less each."""
+is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains). And draws of a chain: at most 16
+before there are 1024 chains, beyond which more at a time hardly cost less each, and at most 64."""
 
 LOOKING = 4
 """Times as many chains as that look for modes in a tempered start, at most: few chains lose narrow ones."""
@@ -180,7 +180,7 @@ class HMC(Method[HMCState]):
             for a tempered start.
         temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
         draws: Samples of one chain. "auto" takes one up to 512 samples, and wherever chains have sets or conditions of
-            their own; else as many as leave 256 chains, or four for every dimension, and at most 64. Samples of one
+            their own; else as many as leave 256 chains, or four for every dimension, and at most 64 draws. Samples of one
             chain have one ancestor: ``result.expect`` knows that they are not independent.
 
     >>> import casal, torch
@@ -222,8 +222,8 @@ class HMC(Method[HMCState]):
         """Draws of each chain."""
         if self.draws == "auto":
             size = math.prod(space.event) if space.flat is None else space.flat.dimension
-            most = 1 if problem.chains is not None else MOST_DRAWS
-            return min(most, max(1, n // max(CHAINS, PER_DIMENSION * size)))
+            chains = max(CHAINS[0], PER_DIMENSION * size, min(CHAINS[1], n // MOST_DRAWS[0]))
+            return min(1 if problem.chains is not None else MOST_DRAWS[1], max(1, n // chains))
         if int(self.draws) > 1 and problem.chains is not None:
             raise SettingError(
                 f"draws = {self.draws}, but every chain has a set or a condition of its own; use draws=1"
