@@ -85,6 +85,7 @@ from casal.methods.surface import Surface
 from casal.methods.tempering import (
     DECADES,
     DRAW_ROWS,
+    FEW_DIMENSIONS,
     HEATED,
     SETTLED,
     TEMPER_ROWS,
@@ -223,9 +224,10 @@ class HMC(Method[HMCState]):
     def _chains(self, problem: Problem, space: Space, n: int) -> int:
         """Chains that give n samples."""
         if self.draws == "auto":
-            size = math.prod(space.event) if space.flat is None else space.flat.dimension
+            size, few = (math.prod(space.event), CHAINS) if space.flat is None else (space.flat.dimension, 0)
             most = 1 if problem.chains is not None else MOST_DRAWS
-            draws = min(most, max(1, n // max(CHAINS, PER_DIMENSION * size)))
+            # on curved sets in few dimensions a step of more chains costs as much
+            draws = min(most, max(1, n // max(CHAINS, PER_DIMENSION * size, few * FEW_DIMENSIONS // size)))
         else:
             draws = int(self.draws)
             if draws > 1 and problem.chains is not None:
