@@ -85,6 +85,7 @@ from casal.methods.surface import Surface
 from casal.methods.tempering import (
     DECADES,
     DRAW_ROWS,
+    FEW_DIMENSIONS,
     HEATED,
     SETTLED,
     TEMPER_ROWS,
@@ -221,8 +222,10 @@ class HMC(Method[HMCState]):
     def _draws(self, problem: Problem, space: Space, n: int) -> int:
         """Draws of each chain."""
         if self.draws == "auto":
-            size = math.prod(space.event) if space.flat is None else space.flat.dimension
+            size, few = (math.prod(space.event), CHAINS[0]) if space.flat is None else (space.flat.dimension, 0)
             chains = max(CHAINS[0], PER_DIMENSION * size, min(CHAINS[1], n // MOST_DRAWS[0]))
+            # on curved sets in few dimensions a step of more chains costs as much
+            chains = max(chains, few * FEW_DIMENSIONS // size)
             return min(1 if problem.chains is not None else MOST_DRAWS[1], max(1, n // chains))
         if int(self.draws) > 1 and problem.chains is not None:
             raise SettingError(
