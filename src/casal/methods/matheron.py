@@ -45,7 +45,7 @@ from casal.methods.curved_draw import MEASURES
 from casal.methods.equations import Equations, equations_of
 from casal.methods.moves import finest_level
 from casal.methods.problem import Problem
-from casal.methods.restricted import LINES, Gauss, Region, draws_inside
+from casal.methods.restricted import Gauss, Region, draws_inside
 
 FIRST = 4.0
 """The first level, in units of the largest standard deviation of the model in any direction (``spread``). There
@@ -310,8 +310,8 @@ class Matheron(Method[Any]):
         gain = {"own": rows, "shared": max(1, -(-rows // n)), "cg": min(self.iterations, rows)}.get(control.gain, 0)
         looks = 0
         if self._looks(region, n):
-            lines = 2 * LINES if bent else 1 if region.inside else 0
-            looks = 3 * affine_modes.LEVELS + 20 * rows // n + lines * affine_modes.LANCZOS
+            drawn = bool(bent) or region.inside
+            looks = 3 * affine_modes.LEVELS + 20 * rows // n + drawn * affine_modes.LANCZOS
         return len(problem.table) + self.levels * (2 + gain + bent) + looks
 
     def steps(self, problem: Problem, control: Control) -> int:
