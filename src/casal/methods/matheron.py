@@ -196,8 +196,8 @@ class Matheron(Method[Any]):
     evaluations, 576 and 1024 dimensions, 2 to 8 modes, 4 to 63 linear equations: squared error of the mean .3 to 1.3
     times that of exact draws, variance inside a mode .92 to 1.07 of the exact one (standard error .03), no chain in a
     mode of probability below .001, mode weights as good as those of exact draws. So the distribution is promised for
-    linear equations without inequalities, if the run has found the modes of the model to be Gaussian. On curved
-    equations the draw of x0 is right where x0 given x is Gaussian, but modes are not weighed: not promised.
+    linear equations without inequalities, and a check objects where it is wrong (``diagnostics/renoised.py``).
+    On curved equations the draw of x0 is right where x0 given x is Gaussian, but modes are not weighed: not promised.
     Inequalities act through the last projection alone: not promised. Memory: some 30 n d numbers, of which the search
     for modes has 18, and m d; nothing is d x d.
 
