@@ -61,7 +61,7 @@ def test_what_is_missed_of_a_gaussian_sample_is_known_without_noise() -> None:
     axes = torch.linalg.lstsq(u, found.samples[:, :8], driver="gelsd").solution
     torch.testing.assert_close(u @ axes, found.samples[:, :8], atol=1e-9, rtol=0)
     torch.testing.assert_close(axes.T @ axes, torch.eye(8, dtype=F64), atol=1e-6, rtol=0)
-    assert found.follows > 0.9
+    assert found.follows > 0.8
 
 
 @pytest.mark.statistical
@@ -84,12 +84,12 @@ def test_right_samples_leave_columns_of_mean_zero_and_broken_ones_do_not() -> No
 
 
 def test_errors_that_samples_of_one_value_share_are_measured_at_the_models_own() -> None:
-    """What positions of u vary by beside the place, along the same directions; none with values of their own."""
+    """What positions of u vary by beside the place; chains with values of their own share nothing."""
     free, x = draws(N, 2)
     exact = look(x, free, 0.5)
     assert float((exact.local[:8] / exact.free[:, :8].std(0)).max()) < 0.8  # directions are not those of the model
-    own = Group(x, torch.arange(float(N)).to(F64)[:, None].expand(-1, M), torch.zeros(N, dtype=torch.long))
     A = model()[1]
+    own = Group(free, free @ A.T, torch.zeros(N, dtype=torch.long))
     apart = columns_at(ask, own, own, A, 0.5, 0.0, torch.Generator().manual_seed(0))
     assert not bool(apart.local.any())  # chains with values of their own share nothing
     assert apart.finds(6.0, 2) == pytest.approx(6.0 * math.sqrt(2.0 / N) / apart.follows)

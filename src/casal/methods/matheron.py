@@ -210,7 +210,9 @@ class Matheron(Method[Any]):
     2.1 on ten problems of the benchmark. So the distribution is promised if the run has found the modes of the model to
     be Gaussian, and on curved equations one mode. It is not where inequalities act through the last projection alone:
     with ``flows=0``, behind decoders that do not reach every point, and for those that are not flat where each chain
-    has its own. Memory: some 30 n d numbers, of which the search for modes has 18, and m d; nothing is d x d.
+    has its own. For a network that is not exact it is promised on linear equations alone, where a check objects if it
+    is wrong (``diagnostics/renoised.py``). Memory: some 30 n d numbers, of which the search for modes has 18, and m d;
+    nothing is d x d.
 
     Args:
         levels: Noise levels.
