@@ -1039,8 +1039,8 @@ def bound_rows(low: Tensor, high: Tensor) -> tuple[BoundRows, BoundRows]:
 
 def coordinate_bounds(row: int, event: Event, low: Tensor, high: Tensor) -> str:
     """``low <= z[i] <= high`` in words, for flattened bounds."""
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(row), torch.Size(event)))
-    index = ", ".join(map(str, place))
+    place = torch.nonzero(torch.arange(len(low)).reshape(event) == row)[0]  # unravel_index imports sympy
+    index = ", ".join(map(str, place.tolist()))
     return f"{float(low[row]):g} <= z[{index}] <= {float(high[row]):g}"
 
 

@@ -181,8 +181,8 @@ class HMC(Method[HMCState]):
             for a tempered start.
         temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
         draws: Samples of one chain. "auto" takes one up to 512 samples, and wherever chains have sets or conditions of
-            their own; else as many as leave 256 chains, or four for every dimension, and at most 64 draws. Samples of
-            one chain have one ancestor: ``result.expect`` knows that they are not independent.
+            their own; else as many as leave 256 chains, or four for every dimension, and at most 64. Samples of one
+            chain have one ancestor: ``result.expect`` knows that they are not independent.
 
     >>> import casal, torch
     >>> target = casal.langevin(lambda x: x + 1.0, steps=60, step_size=0.3, init=torch.zeros(64, 8))
@@ -378,11 +378,9 @@ class HMC(Method[HMCState]):
 
     def look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """Put the chains into the set, and look what kind of density it is."""
-        first = torch.arange(len(state.x), device=state.x.device)
-        state = state.rows(first - first % control.stride) if control.stride > 1 else state
         chains = state.rows(slice(None, None, control.stride))
         found, after, record = self._look(problem, chains, control, generator)
-        return state.placed(chains, [found], after.stride).begun(after.stride), after, record
+        return state.placed(state, [found], after.stride).begun(after.stride), after, record
 
     def _look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
