@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Examples are derived from the test itself: a failure comes back on every run and on every machine.
-settings.register_profile("casal", deadline=None, derandomize=True, database=None, max_examples=30)
+settings.register_profile("casal", deadline=None, derandomize=True, database=None, max_examples=20)
 # `make fuzz`: other examples every time, and a line that brings a failure back.
 settings.register_profile("random", deadline=None, derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("casal")

@@ -52,9 +52,9 @@ BUDGET = {
         files=27, code=5799, constants=216, imports=12
     ),  # Matheron took the place of LookAhead and BoundedHMC; the moves of SplitGibbs are one file
     "sampling": Package(
-        files=20, code=3405, constants=66, imports=12
+        files=20, code=3277, constants=57, imports=12
     ),  # calibrate; a share of evaluations for checks; runs of copies stop; densities that are asked in the set alone;
-    # whether a density grows without bound where there is no pilot run
+    # whether a density grows without bound where there is no pilot run; the pilot measures curvatures alone
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
         files=8, code=1543, constants=18, imports=3

@@ -221,7 +221,7 @@ def slsqp(fn: Function | None, inequality: Function | None, y: Tensor, starts: i
 )
 def test_no_point_of_scipy_is_nearer(fn: Function | None, inequality: Function | None, event: tuple[int, ...]) -> None:
     constraint = Implicit(fn, inequality, starts=6)
-    y = 1.5 * normal(6, *event, seed=6)
+    y = 1.5 * normal(4, *event, seed=6)
     found = constraint.solve(y)
     assert bool(found.converged.all()) and float(constraint.violation(found.point).max()) <= 1e-12
     for mine, point in zip(found.point, y, strict=True):
@@ -234,7 +234,7 @@ def test_no_point_of_scipy_is_nearer(fn: Function | None, inequality: Function |
 
 def test_within_reach_one_start_is_enough_for_the_nearest_point() -> None:
     for fn, event in ((torus, (3,)), (ellipsoid, (4,))):
-        y = beside(Implicit(fn), event, 8, 0.2)
+        y = beside(Implicit(fn), event, 4, 0.2)
         found = Implicit(fn).project(y)
         for mine, point in zip(found, y, strict=True):
             assert float((mine - slsqp(fn, None, point, starts=3)).abs().max()) <= 1e-6
@@ -243,7 +243,7 @@ def test_within_reach_one_start_is_enough_for_the_nearest_point() -> None:
 @pytest.mark.slow
 def test_more_starts_find_the_nearer_of_two_valleys() -> None:
     wave = Implicit(lambda z: z[:, 1:] - torch.cos(3.0 * z[:, :1]))
-    y = torch.stack([torch.linspace(-3, 3, 20, dtype=torch.float64), torch.full((20,), -2.5, dtype=torch.float64)], 1)
+    y = torch.stack([torch.linspace(-3, 3, 8, dtype=torch.float64), torch.full((8,), -2.5, dtype=torch.float64)], 1)
     t = torch.linspace(-8, 8, 400_001, dtype=torch.float64)
     curve = torch.stack([t, torch.cos(3.0 * t)], dim=1)
     exact = torch.stack([torch.linalg.vector_norm(curve - point, dim=1).min() for point in y])
@@ -665,7 +665,7 @@ def test_weighted_casal_samples_the_gaussian_on_an_ellipse() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_casal_samples_an_ellipse_and_a_cap(dtype: torch.dtype) -> None:
     for constraint in (ellipse(), Implicit(ellipse().fn, lambda z: z[:, :1] - 1.0)):
-        result = casal.sample(gaussian(12, 0.1), constraint, casal.CASAL(20.0), 60, seed=1, run=casal.Run(dtype=dtype))
+        result = casal.sample(gaussian(12, 0.1), constraint, casal.CASAL(20.0), 30, seed=1, run=casal.Run(dtype=dtype))
         assert bool(result.certificate.feasible.all()) and float(result.certificate.violation.max()) <= 1e-12
         assert float(result.samples.std(0).min()) > 0.1
     assert float(result.samples[:, 0].max()) <= 1.0 + 1e-12

@@ -379,12 +379,20 @@ def threads_agree(target: casal.Target, constraint: casal.Constraint, method: Me
     return same_bits(*results)
 
 
+WIDE_SPHERE, NINE_ROWS = casal.Sphere(8.0), casal.Affine(torch.eye(64)[:9], 0.1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("constraint", [casal.Sphere(8.0), casal.Affine(torch.eye(64)[:9], 0.1)], ids=repr)
 @pytest.mark.parametrize(
-    "method",
-    [Projected(), PrimalDual(0.1), Decoupled(10.0), CASAL(10.0), WeightedCASAL(0.5, burn_in=0)],
-    ids=lambda method: method.name,
+    ("method", "constraint"),
+    [
+        (Projected(), WIDE_SPHERE),
+        (PrimalDual(0.1), NINE_ROWS),
+        (Decoupled(10.0), WIDE_SPHERE),
+        (CASAL(10.0), NINE_ROWS),
+        (WeightedCASAL(0.5, burn_in=0), WIDE_SPHERE),
+    ],
+    ids=repr,
 )
 def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any], constraint: casal.Constraint) -> None:
     """38400 numbers in a state: enough for torch to share out sums and products among threads."""
@@ -412,15 +420,15 @@ def test_threads_do_not_change_a_bit_of_many_chains(name: str) -> None:
 
 @in_rotation(shift=2)
 def test_batches_repeat(case: MethodCase, setting: str, dtype: str) -> None:
-    first, second = (run(case, setting, n=200, batch=64, record_every=4) for _ in range(2))
-    assert first.provenance["batch"] == 64 and first.samples.shape[0] == 200
+    first, second = (run(case, setting, n=96, batch=32, record_every=4) for _ in range(2))
+    assert first.provenance["batch"] == 32 and first.samples.shape[0] == 96
     assert same_bits(first, second)
-    assert len({tuple(row.flatten().tolist()) for row in first.state[0]}) > (20 if case.records == POPULATION else 199)
+    assert len({tuple(row.flatten().tolist()) for row in first.state[0]}) > (12 if case.records == POPULATION else 95)
     if case.strict:
         assert float(first.certificate.violation.max()) <= 1e-12
     check_trace(case, setting, first)
     if not case.meets:  # chains that never meet are the same whether or not there are others
-        assert torch.equal(first.samples[:64], run(case, setting, n=64, batch=64).samples)
+        assert torch.equal(first.samples[:32], run(case, setting, n=32, batch=32).samples)
 
 
 def test_final_projection_shares_the_noise_of_unconstrained() -> None:
@@ -452,7 +460,7 @@ def problem_for(setting: str, on: str, dtype: torch.dtype = torch.float64) -> Pr
     return Problem(target, constraint, casal.Identity(), torch.zeros(0, *SETTINGS[setting][1], dtype=dtype))
 
 
-@in_rotation(setups=2, shift=1)
+@in_rotation(shift=1)
 def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, dtype: str) -> None:
     problem, method = problem_for(setting, case.on, DTYPES[dtype]), case.method
     stream = torch.Generator().manual_seed(5)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,9 +20,6 @@ from casal.methods import effective_size, few_chains
 
 ROUNDING = 1e-12
 
-PAIRS_AT_ONCE = 2**22
-"""Distances between points that ``energy_distance`` holds at a time."""
-
 WANTED = 200.0
 """Effective size that the width is chosen for if none is given."""
 
@@ -32,9 +28,6 @@ CUT = 4.0
 
 HALVINGS = 60
 """Bisections of the width: all digits of a double."""
-
-Statistic = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Points x (n, d) and y (m, d), R rows of weights a (R, n) and b (R, m) -> R distances (R,)."""
 
 
 @dataclass(frozen=True)
@@ -77,62 +70,6 @@ def directions(dimension: int, count: int, generator: torch.Generator) -> Tensor
     """Uniform unit vectors (count, d)."""
     theta = torch.randn((count, dimension), generator=generator, dtype=torch.float64, device=generator.device)
     return theta / torch.linalg.vector_norm(theta, dim=1, keepdim=True)
-
-
-def energy_distance(
-    x: Tensor,
-    y: Tensor,
-    *,
-    weights: Tensor | None = None,
-    reference_weights: Tensor | None = None,
-    exact: Tensor | None = None,
-    repeats: int = 40,
-    seed: int = 0,
-) -> Distance:
-    """Energy distance, zero if and only if the distributions agree: 2 E|X - Y| - E|X - X'| - E|Y - Y'|.
-
-    The V-statistic: pairs of a point with itself count, so the value is never negative and lies about
-    E|Y - Y'| (1/n + 1/m) above the truth; the floor shows by how much. (SciPy's ``energy_distance`` is the root of
-    it.) Time O((n + m)^2 (d + repeats)), memory O((n + m) repeats): the pairs are taken in blocks.
-
-    Args:
-        x: Samples (n, *event).
-        y: Exact samples (m, *event).
-        weights: Weights of x; equal if left out.
-        reference_weights: Weights of y.
-        exact: Exact draws independent of y, for the floor.
-        repeats: Repetitions for the error and the floor.
-        seed: Of the repetitions.
-
-    >>> import torch
-    >>> from casal_lab.distances import energy_distance
-    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    >>> energy_distance(x, x + 1, repeats=5).value > 0.5
-    True
-    """
-    rows = _points(x, "x")
-    return _with_floor(
-        _energy,
-        rows,
-        y,
-        weights,
-        reference_weights,
-        exact=exact,
-        repeats=repeats,
-        generator=_generator(seed, rows),
-    )
-
-
-def _energy(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """-s^T D s with s = (a, -b) on the points of x and y: a quadratic form, so all rows share the distances."""
-    together, sign = torch.cat([x, y]), torch.cat([a, -b], dim=1)
-    together = together - together.mean(0)
-    total = torch.zeros(len(a), dtype=x.dtype, device=x.device)
-    block = max(1, PAIRS_AT_ONCE // len(together))
-    for first in range(0, len(together), block):
-        pairs = torch.cdist(together[first : first + block], together)
-        total -= ((sign @ pairs.T) * sign[:, first : first + block]).sum(1)
-    return total.clamp_min(0.0)
 
 
 def mode_weights_tv(
@@ -203,55 +140,6 @@ def _multinomial(p: Tensor, size: int, repeats: int, generator: torch.Generator)
     return torch.stack(found, dim=1) / size
 
 
-def _with_floor(
-    statistic: Statistic,
-    x: Tensor,
-    y: Tensor,
-    weights: Tensor | None,
-    reference_weights: Tensor | None,
-    *,
-    exact: Tensor | None,
-    repeats: int,
-    generator: torch.Generator,
-) -> Distance:
-    """The statistic of x against y, its bootstrap error, and its floor.
-
-    The error draws the points of x (and of y) anew with their weights. The floor draws as many points as x and y are
-    worth (their effective sizes), both from y: what is left is the noise of sampling. Fresh exact draws, if given,
-    take the place of x there, so that y's own peculiarities count too.
-
-    Args:
-        statistic: See ``Statistic``.
-        x: Samples (n, *event).
-        y: Reference (m, *event).
-        weights: Weights of x (n,), not necessarily normalised; equal if left out.
-        reference_weights: Those of y.
-        exact: More exact draws (k, *event), independent of y.
-        repeats: Bootstrap and floor repetitions.
-        generator: For the repetitions.
-    """
-    if repeats < 2:
-        raise SettingError(f"repeats must be at least 2 to give an error, got {repeats}")
-    x, y = _pair(x, y)
-    a, b = _probabilities(weights, x), _probabilities(reference_weights, y)
-    a_rows = torch.cat([a[None], _bootstrap(a, repeats, generator)])
-    b_rows = torch.cat([b[None], _bootstrap(b, repeats, generator)])
-    values = statistic(x, y, a_rows, b_rows)
-    source, shares = (y, b) if exact is None else (_pair(exact, y, "exact")[0], _probabilities(None, exact))
-    a_rows = _shares(shares, a, repeats, generator)
-    b_rows = _shares(b, b, repeats, generator)
-    floor = statistic(source, y, a_rows, b_rows)
-    return Distance(float(values[0]), float(values[1:].std()), float(floor.mean()), float(floor.std()))
-
-
-def _pair(x: Tensor, y: Tensor, name: str = "x") -> tuple[Tensor, Tensor]:
-    """Samples and reference as rows with equally many coordinates, or ShapeError."""
-    x, y = _points(x, name), _points(y, "y")
-    if x.shape[1] != y.shape[1]:
-        raise ShapeError(f"{name} has {x.shape[1]} coordinates per sample, y has {y.shape[1]}")
-    return x, y
-
-
 def _points(x: Tensor, name: str) -> Tensor:
     """(n, *event) -> (n, d) in float64, or ShapeError."""
     rows = torch.as_tensor(x).detach().to(torch.float64)
@@ -279,29 +167,6 @@ def _probabilities(weights: Tensor | None, x: Tensor) -> Tensor:
 def _generator(seed: int, x: Tensor) -> torch.Generator:
     """A generator on the device of x."""
     return torch.Generator(device=x.device).manual_seed(seed)
-
-
-def _counts(p: Tensor, size: int, repeats: int, generator: torch.Generator) -> Tensor:
-    """How often each index is drawn in ``size`` draws: (repeats, n)."""
-    edges = torch.cumsum(p, 0)
-    u = torch.rand((repeats, size), generator=generator, dtype=p.dtype, device=p.device) * edges[-1]
-    chosen = torch.searchsorted(edges, u, right=True).clamp_max(len(p) - 1)
-    return p.new_zeros((repeats, len(p))).scatter_add_(1, chosen, torch.ones_like(u))
-
-
-def _shares(p: Tensor, weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
-    """Shares (repeats, n) of as many draws from the distribution as the weights are worth."""
-    size = max(2, round(float(effective_size(weights))))
-    return _counts(p, size, repeats, generator) / size
-
-
-def _bootstrap(weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
-    """Points drawn anew uniformly, each with its weight."""
-    counts = _counts(torch.full_like(weights, 1.0 / len(weights)), len(weights), repeats, generator)
-    again = counts * weights
-    # A draw that misses every chain with weight says nothing; the weights themselves stand in for it.
-    again = torch.where(again.sum(1, keepdim=True) > 0, again, weights)
-    return again / again.sum(1, keepdim=True)
 
 
 class NearEstimate(NamedTuple):

@@ -1,7 +1,7 @@
 """The registry of experiments. A new one joins by its module's name in MODULES, or from outside by ``register``."""
 
 from casal.errors import SettingError
-from casal_lab import burgers, conditional, fidelity, field, mixture, networks, particle, propositions, quadrotor
+from casal_lab import burgers, fidelity, field, mixture, networks, particle, propositions, quadrotor
 from casal_lab.experiment import Experiment
 from casal_lab.pde import darcy, navier_stokes, poisson
 
@@ -10,7 +10,6 @@ MODULES = (
     field,
     mixture,
     propositions,
-    conditional,
     burgers,
     quadrotor,
     poisson,

@@ -128,10 +128,9 @@ def rows(
     second: Make,
     *models: str,
     gibbs: bool = True,
-    bounds: bool = False,
     unit: float = 1.0,
     steps: int = 400,
-    methods: tuple[str, ...] = ("WeightedCASAL", "HMC", "gibbs", "metropolis", "Twisted", "auto"),
+    methods: tuple[str, ...] = ("WeightedCASAL", "gibbs", "metropolis", "Twisted", "auto"),
     edge: Map | None = None,
     margin: float = 0.05,
     shares: Map | None = None,
@@ -141,16 +140,10 @@ def rows(
     """A row for each kind of model of the same distribution.
 
     ``sigma`` is where a series of levels ends whose end is given, well below the spread of the data along the normals
-    of the set; ``gibbs`` is for sets with closed forms, ``bounds`` for bounds on coordinates with at most one equation,
-    ``unit`` is the scale of the data; ``methods`` are fewer where a projection takes long.
+    of the set; ``gibbs`` is for sets with closed forms, ``unit`` is the scale of the data; ``methods`` are fewer where
+    a projection takes long. On densities "auto" is HMC.
     """
-    every: dict[str, dict[str, Any]] = {
-        "density": {
-            "WeightedCASAL": casal.WeightedCASAL(sigma**-2),
-            **({"HMC": casal.HMC()} if bounds else {}),
-            "auto": "auto",
-        }
-    }
+    every: dict[str, dict[str, Any]] = {"density": {"WeightedCASAL": casal.WeightedCASAL(sigma**-2), "auto": "auto"}}
     every["edm"] = every["ddpm"] = every["flow"] = {
         **({"gibbs": casal.SplitGibbs(sigma, moves="gibbs")} if gibbs else {}),
         "metropolis": casal.SplitGibbs(sigma, moves="metropolis"),
@@ -211,7 +204,6 @@ def orthant(size: int, **more: Any) -> list[Row]:
         lambda: drawn(torch.randn((100_000, size), generator=stream(), dtype=F64).abs()),
         inverse,
         *more.pop("models", ()),
-        bounds=True,
         edge=smallest,
         draws=True,
         **more,
@@ -523,12 +515,11 @@ ROWS: list[Row] = [
         0.02,
         on_nodes(grid(middles(0.0, 5.0, 1000), middles(0.0, 5.0, 1000)), OPPOSED),
         lambda: inside(OPPOSED.sample(2 * MANY, stream()), smallest),
-        bounds=True,
         edge=smallest,
     ),
     *orthant(20),
     # WeightedCASAL has 45 to 75 ancestors left here and says "too few": it promises nothing
-    *orthant(50, models=("density",), methods=("HMC", "auto")),
+    *orthant(50, models=("density",), methods=("auto",)),
     *rows(
         "polytope 3-D",
         Polytope(SIDES, HEIGHTS),
@@ -611,7 +602,6 @@ ROWS: list[Row] = [
         simplex_uniform,
         lambda: drawn(exchanged(TEN, 20_000, 30)),
         gibbs=False,
-        bounds=True,
         edge=smallest,
         margin=0.01,
         draws=True,

@@ -1,7 +1,9 @@
-"""A quick run of the mixture experiment."""
+"""A quick run of the mixture experiment, on a thin and a solid set."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,16 +11,26 @@ import pytest
 from casal_lab.experiment import Outcome
 from casal_lab.mixture import EXPERIMENT, METHODS
 from casal_lab.mixture.runs import QUICK, TWINS
-from casal_lab.problems.families import FAMILIES
-from casal_lab.problems.three_modes import CASES, MIXTURE
+from casal_lab.problems import families
+from casal_lab.problems.three_modes import MIXTURE, circle, half_plane
 from casal_lab.study import PEERS
+
+CASES = {case.name: case for case in (circle(2.0), half_plane())}
+FAMILIES = {
+    name: make for name, make in families.FAMILIES.items() if name not in ("vp_sde + corrector", "edm, ancestral")
+}
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CASAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return EXPERIMENT.run(True, None, lambda line: None)
+        runs = import_module("casal_lab.mixture.runs")
+        patch.setattr(runs, "FAMILIES", FAMILIES)
+        patch.setitem(runs.ITERATIONS, True, 60)
+        for module in (runs, import_module("casal_lab.mixture.figures")):
+            patch.setattr(module, "CASES", CASES)
+        yield EXPERIMENT.run(True, None, lambda line: None)
 
 
 @pytest.mark.slow

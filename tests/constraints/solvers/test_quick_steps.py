@@ -183,21 +183,21 @@ def power_flow(z: Tensor) -> Tensor:
     return powers(z) - powers(known).to(z)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("around", [0.0, 1.0])
-def test_chains_that_a_nearly_singular_jacobian_throws_far_out_are_not_done(around: float, dtype: torch.dtype) -> None:
+def test_chains_that_a_nearly_singular_jacobian_throws_far_out_are_not_done(around: float) -> None:
     constraint = Implicit(power_flow)
-    z = 0.3 * torch.randn(100, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    z = 0.3 * torch.randn(40, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     z[:, :10] += around
-    found, strict = constraint.quick(z.to(dtype)), constraint.project(z)
-    assert found is not None
-    distance = torch.linalg.vector_norm(strict - z, dim=1)
-    moved = torch.linalg.vector_norm(found.point.double() - z, dim=1)
-    assert bool((moved <= 3.0 * distance)[found.done].all()), "far beyond the nearest point"
-    assert bool((constraint.violation(found.point) <= 0.1)[found.done].all())
-    quick = constraint.project(z.to(dtype), quick=True).double()
-    assert bool((torch.linalg.vector_norm(quick - z, dim=1) <= 3.0 * distance).all())
-    assert float(constraint.violation(quick).max()) <= 0.1
+    distance = torch.linalg.vector_norm(constraint.project(z) - z, dim=1)
+    for dtype in (torch.float32, torch.float64):
+        found = constraint.quick(z.to(dtype))
+        assert found is not None
+        moved = torch.linalg.vector_norm(found.point.double() - z, dim=1)
+        assert bool((moved <= 3.0 * distance)[found.done].all()), "far beyond the nearest point"
+        assert bool((constraint.violation(found.point) <= 0.1)[found.done].all())
+        quick = constraint.project(z.to(dtype), quick=True).double()
+        assert bool((torch.linalg.vector_norm(quick - z, dim=1) <= 3.0 * distance).all())
+        assert float(constraint.violation(quick).max()) <= 0.1
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.01])

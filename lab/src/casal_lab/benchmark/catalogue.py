@@ -567,7 +567,7 @@ def orthant(name: str, model: Callable[..., dict[str, Any]], size: int) -> Probl
 def from_conditional(
     name: str, make: Callable[[int, int], many.Problem], size: int, shape: str, source: str, about: str
 ) -> Problem:
-    """A problem of the experiment ``conditional``, with the exact denoiser of its mixture."""
+    """A problem in many dimensions, with the exact denoiser of its mixture."""
     found = make(size, SEED)
     exact = found.exact
     several = len(exact.log_masses) > 1

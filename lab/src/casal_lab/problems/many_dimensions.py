@@ -9,7 +9,6 @@ placed so that the set lies about one standard deviation from each mode. Where a
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from casal import Affine, Box, Constraint, HalfSpace, MassEnergy, Simplex, Sphere, Target, edm, karras_sigmas, tilted
+from casal import Affine, Box, Constraint, HalfSpace, MassEnergy, Simplex, Sphere, Target, edm, karras_sigmas
 from casal.errors import SettingError
 from casal_lab.problems.anisotropic_mixture import AnisotropicMixture, Axes
 from casal_lab.problems.modes import LEAST_WEIGHT, ModeDistribution
@@ -33,12 +32,6 @@ HEADROOM, HIGH = 5.0, 40.0
 
 FLOOR = 0.05
 """The weight of the rarest mode on the set, where the weights are changed."""
-
-ORTHANT_DRAWS = 1 << 17
-"""Draws of a mode by which the mass of an observed absolute value is found: mode weights to about 0.001."""
-
-OBSERVATIONS, MOST_TRIALS = 200, 100
-"""How often an observation is drawn again, and how many trials a draw in an orthant takes, at most."""
 
 GIBBS = {"replicas": 512, "sweeps": 400, "warmup": 200}
 """Of the reference for correlated fields."""
@@ -54,7 +47,6 @@ class Problem:
     reference: Callable[[], ModeDistribution]
     first_level: float | None = None  # of noise; None: HEADROOM times the largest standard deviation of the prior
     truth: Tensor | None = None  # a draw on the set (d,), where a posterior mean is to be compared with it
-    log_weight: Callable[[Tensor], Tensor] | None = None  # soft term of the target, (n, d) -> (n,)
     equations: tuple[Tensor, Tensor] | None = None  # A and y, where the set is A x = y and nothing else
 
     @cached_property
@@ -64,10 +56,9 @@ class Problem:
 
     @cached_property
     def target(self) -> Target:
-        """The diffusion with the exact denoiser, ancestral, float64, and the soft term if there is one."""
+        """The diffusion with the exact denoiser, ancestral, float64."""
         levels = karras_sigmas(LEVELS, LAST, self.first_level or HEADROOM * self.largest_spread)
-        model = edm(self.prior.denoise, levels, shape=(self.prior.dimension,), churn=1.0, dtype=torch.float64)
-        return model if self.log_weight is None else tilted(model, self.log_weight)
+        return edm(self.prior.denoise, levels, shape=(self.prior.dimension,), churn=1.0, dtype=torch.float64)
 
     @property
     def largest_spread(self) -> float:
@@ -263,154 +254,6 @@ def _square(means: Tensor, variances: Tensor, deviations: float) -> float:
     if mean + deviations * spread <= 0:
         raise SettingError(f"|x|^2 is {mean:.3g} +- {spread:.3g}: nothing is {-deviations:g} deviations below its mean")
     return mean + deviations * spread
-
-
-# ------------------------------------------------------------------ soft terms
-
-
-def nonlinear_observation(d: int, seed: int, count: int = 5) -> Problem:
-    """Four anisotropic modes on one linear equation, given y = |H x| + noise with ``count`` rows H.
-
-    The rows lie in the leading axes of the modes, so that H x has either sign within a mode. The standard deviation of
-    the noise is 0.3 to 0.5 of that of H x. Observed is a draw of the prior on the equation, drawn again until y > 0 and
-    every mode has a weight of at least LEAST_WEIGHT: weights of the prior that make up for the observation would differ
-    by a factor of a thousand.
-    """
-    stream = torch.Generator().manual_seed(seed)
-    mixture = _four_modes(d, stream)
-    A = _orthonormal_rows(1, d, stream)
-    y = A @ mixture.means.mean(0)
-    mixture = _moved(mixture, A, y, None, stream)
-    flat = mixture.restricted_to(A, y)
-    decay = torch.arange(1, d + 1, dtype=torch.float64) ** -0.5
-    rows = torch.stack(
-        [turn.back(decay * torch.randn((count, d), generator=stream, dtype=torch.float64)) for turn in mixture.turns]
-    )
-    H = torch.linalg.qr(rows.sum(0).T)[0].T.contiguous()
-    spread = (flat.draw(4096, stream) @ H.T).std(0)
-    noise = spread * (0.3 + 0.2 * torch.rand(count, generator=stream, dtype=torch.float64))
-    for _ in range(OBSERVATIONS):
-        error = noise * torch.randn(count, generator=stream, dtype=torch.float64)
-        seen = (H @ flat.draw(1, stream)[0]).abs() + error
-        if float(seen.min()) <= 0:
-            continue
-        exact = _absolute_values(flat, H, seen, noise, ORTHANT_DRAWS // 64, stream)
-        if float(exact.weights.min()) > LEAST_WEIGHT:
-            break
-    else:
-        raise SettingError(f"seed {seed}: {OBSERVATIONS} observations leave a mode without weight; take another seed")
-    exact = _absolute_values(flat, H, seen, noise, ORTHANT_DRAWS, stream)
-
-    def log_likelihood(x: Tensor) -> Tensor:
-        gap = (seen.to(x) - (x @ H.T.to(x)).abs()) / noise.to(x)
-        return -gap.square().sum(1) / 2
-
-    name = f"{count} absolute values + one equation, d = {d}"
-    return Problem(name, mixture, Affine(A, y), lambda: exact, log_weight=log_likelihood)
-
-
-def _absolute_values(
-    flat: ModeDistribution, H: Tensor, y: Tensor, noise: Tensor, draws: int, stream: torch.Generator
-) -> ModeDistribution:
-    """Gaussian modes given y = |H x| + noise, up to the Monte Carlo error of ``draws`` draws of H x in each mode.
-
-    In the orthant of signs s the likelihood is that of the linear observation s y = H x + noise. So a mode is a sum
-    over s: the Gaussian v = H x given s y, of known mass, restricted to the orthant. A draw of the sum without the
-    restriction is kept if it is in its orthant, which gives exact draws, and the mass times the share that is kept. x
-    given v is Gaussian, of a mean linear in v.
-    """
-    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(y))), dtype=torch.float64)
-    masses, means, variances, samplers = [], [], [], []
-    for basis, mean, variance in zip(flat.bases, flat.means, flat.variances, strict=True):
-        rows = H if basis is None else H @ basis
-        gain, sampler = _given_signs(mean, variance, rows, y, noise, signs)
-        v, log_mass = sampler(draws, stream)
-        spread = (rows * variance) @ rows.T
-        masses.append(log_mass)
-        means.append(mean + gain @ (v.mean(0) - rows @ mean))
-        variances.append(variance - ((gain @ (spread - torch.cov(v.T))) * gain).sum(1))
-        samplers.append((gain, rows, sampler))
-
-    def draw(k: int, count: int, generator: torch.Generator) -> Tensor:
-        gain, rows, sampler = samplers[k]
-        noise = torch.randn((count, H.shape[1]), generator=generator, dtype=torch.float64)
-        free, basis = flat.means[k] + flat.variances[k].sqrt() * noise, flat.bases[k]
-        u = free + (sampler(count, generator)[0] - free @ rows.T) @ gain.T
-        return u if basis is None else u @ basis.T
-
-    return replace(
-        flat,
-        log_masses=flat.log_masses + torch.tensor(masses, dtype=torch.float64),
-        means=torch.stack(means),
-        variances=torch.stack(variances),
-        draw_mode=draw,
-    )
-
-
-def _given_signs(
-    mean: Tensor, variance: Tensor, rows: Tensor, y: Tensor, noise: Tensor, signs: Tensor
-) -> tuple[Tensor, Callable[[int, torch.Generator], tuple[Tensor, float]]]:
-    """The gain of u in v = H u, and a sampler: exact draws of v (count, m) of a mode and the log of its mass."""
-    cross = variance[:, None] * rows.T
-    spread, centre = rows @ cross, rows @ mean
-    whole = spread + torch.diag(noise.square())
-    gap = signs * y - centre  # (signs, m)
-    log_masses = noise.log().sum() - torch.linalg.slogdet(whole)[1] / 2
-    log_masses = log_masses - (gap * torch.linalg.solve(whole, gap.T).T).sum(1) / 2
-    centres = centre + torch.linalg.solve(whole, gap.T).T @ spread
-    root = torch.linalg.cholesky(spread - spread @ torch.linalg.solve(whole, spread))
-
-    def sample(count: int, generator: torch.Generator) -> tuple[Tensor, float]:
-        kept, tried, size = list[Tensor](), 0, max(count, 1024)
-        while sum(len(part) for part in kept) < count:
-            if tried > MOST_TRIALS * size:
-                raise SettingError(f"{tried} trials gave less than {count} points with the signs of their orthant")
-            s = torch.multinomial(torch.softmax(log_masses, 0), size, replacement=True, generator=generator)
-            v = centres[s] + torch.randn((size, len(y)), generator=generator, dtype=torch.float64) @ root.T
-            kept.append(v[(v * signs[s] > 0).all(1)])
-            tried += size
-        found = torch.cat(kept)
-        return found[:count], float(torch.logsumexp(log_masses, 0)) + math.log(len(found) / tried)
-
-    return torch.linalg.solve(spread, cross.T).T, sample
-
-
-def reward(d: int, seed: int, *, bent: bool, equation: bool) -> Problem:
-    """A Gaussian weighted by exp(a.x), or exp(a.x - |B x - c|^2 / 2) if ``bent``; on one equation if ``equation``.
-
-    Both are Gaussian again, of precision C^-1 + B^T B and mean m + (C^-1 + B^T B)^-1 (a + B^T (c - B m)). a moves the
-    mean by 1.5 standard deviations along itself; each of the three rows of B halves the standard deviation along it,
-    about, and c is one standard deviation off.
-    """
-    stream = torch.Generator().manual_seed(seed)
-    prior = _gaussian(d, float(_uniform(0.8, 1.2, stream)), stream)
-    mean, C = prior.means[0], prior.covariance(0)
-    a, rows = torch.randn((1, d), generator=stream, dtype=torch.float64)[0], _orthonormal_rows(3, d, stream)
-    a = 1.5 * a / (a @ C @ a).sqrt()
-    B = math.sqrt(3.0) * rows / ((rows @ C) * rows).sum(1).sqrt()[:, None]
-    c = B @ mean + math.sqrt(3.0) * torch.randn(3, generator=stream, dtype=torch.float64)
-    precision, pull = torch.linalg.inv(C), a
-    if bent:
-        precision, pull = precision + B.T @ B, a + B.T @ (c - B @ mean)
-    values, axes = torch.linalg.eigh(torch.linalg.inv(precision))
-    exact = _one_mode(mean + torch.linalg.solve(precision, pull), axes, values)
-    A = _orthonormal_rows(1, d, stream)
-    y = A @ mean + (A @ C @ A.T).sqrt()[0]
-
-    def term(x: Tensor) -> Tensor:
-        linear = x @ a.to(x)
-        return linear - (x @ B.T.to(x) - c.to(x)).square().sum(1) / 2 if bent else linear
-
-    name = f"{'bent' if bent else 'linear'} reward{' + one equation' if equation else ''}, d = {d}"
-    if equation:
-        return Problem(name, prior, Affine(A, y), lambda: exact.restricted_to(A, y), log_weight=term)
-    return Problem(
-        name,
-        prior,
-        Box(-math.inf, math.inf),
-        lambda: exact.restricted_to_slabs(A, -math.inf, math.inf),
-        log_weight=term,
-    )
 
 
 # ------------------------------------------------------------------ bounds on all coordinates
