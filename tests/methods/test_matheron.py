@@ -90,7 +90,7 @@ def test_one_level_is_the_closed_form_for_every_gain() -> None:
     exact = clean + (b - clean @ A.T) @ torch.linalg.solve(A @ S @ A.T, A @ S)
     row, none = LevelRow(s, None, False, True), torch.zeros(9, dtype=torch.long)
     zero, estimate = torch.zeros_like(x), problem.denoise(x, s)
-    state = MatheronState(x, x, zero, clean, estimate, x[:, None][:, :0], none, none, clean, clean[:, 0])
+    state = MatheronState(x, x, zero, clean, estimate, x[:, None][:, :0], none, none, clean, clean[:, 0], x[:, 0])
     method, stream = casal.Matheron(), torch.Generator().manual_seed(0)
     for gain in ("own", "cg", "shared"):
         control, asked = method.control(problem, 9)._replace(gain=gain), state
@@ -204,7 +204,7 @@ def test_a_network_that_is_not_exact_ends_as_its_own_sampler_ends() -> None:
     x = torch.randn(9, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     none = torch.zeros(9, dtype=torch.long)
     estimate, probe = problem.denoise(x, 0.1), x[:, None][:, :0]
-    state = MatheronState(x, x, torch.ones_like(x), x, estimate, probe, none, none, x, x[:, 0])
+    state = MatheronState(x, x, torch.ones_like(x), x, estimate, probe, none, none, x, x[:, 0], x[:, 0])
     method, stream = casal.Matheron(), torch.Generator().manual_seed(0)
     for exact, last, size in ((False, True, 0.0), (False, False, 1.0), (True, True, 1.0)):
         control = method.control(problem, 9)._replace(exact=exact)
@@ -239,7 +239,7 @@ def test_the_space_of_conjugate_gradients_ignores_what_the_network_cannot_know()
     A, b = turn.T, turn.T @ torch.ones(D, dtype=torch.float64)
     problem = Problem(model, casal.Affine(A, b), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
     x, none = torch.zeros(3, D, dtype=torch.float64), torch.zeros(3, dtype=torch.long)
-    state = MatheronState(x, x, x, x, x, x[:, None][:, :0], none, none, x, x[:, 0])
+    state = MatheronState(x, x, x, x, x, x[:, None][:, :0], none, none, x, x[:, 0], x[:, 0])
     for floor, low, high in ((None, 0.0, 5.0), (1e-9, 100.0, math.inf)):
         method = casal.Matheron(gain="cg", floor=floor)
         moved = method.ask("cg", equations_of(problem), problem, state, LevelRow(1.0, None, False, True), x).clean
@@ -300,6 +300,24 @@ def test_a_guided_gaussian_is_the_gaussian_with_the_guided_mean() -> None:
     assert wide < 5.5
     plain = z_scores(whitened(z, *conditional(torch.ones(D, dtype=torch.float64), cov, A, b)))
     assert plain[0] > 10  # the mean without guidance would be seen
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+def test_the_last_level_is_one_at_which_the_score_is_not_error(error: float) -> None:
+    """A rough error of .1 in D is all of the score at noise .02, and hardly any of it at .3."""
+    _target, mean, cov = gaussian_model()
+    stream = torch.Generator().manual_seed(0)
+    into, out = (torch.randn(shape, generator=stream, dtype=torch.float64) for shape in ((D, 40), (40, D)))
+
+    def denoise(x: Tensor, s: Tensor) -> Tensor:
+        gain = torch.linalg.solve(cov + float(s) ** 2 * torch.eye(D, dtype=torch.float64), cov)
+        return mean + (x - mean) @ gain + error * math.sqrt(2 / 40) * torch.sin(2.0 * x @ into) @ out
+
+    model = casal.edm(denoise, casal.karras_sigmas(30, 0.02, 60.0), shape=D, dtype=torch.float64, time="scalar")
+    A, b = rows()
+    sigmas = casal.sample(model, casal.Affine(A, b), casal.Matheron(modes=False), 64, check=False).trace["sigma"]
+    ends = float(sigmas[~sigmas.isnan()][-1])
+    assert ends == pytest.approx(0.02) if error == 0.0 else 0.04 < ends < 0.4
 
 
 def test_products_with_known_values_are_those_of_the_matrix() -> None:

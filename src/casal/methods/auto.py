@@ -158,7 +158,7 @@ def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None)
     Exact networks:
 
     - linear equations; curved ones, above LADDER_DIMENSION; flat inequalities: the defaults, error over floor 0.9 to
-      2.1 at 180 to 260 evaluations on ten problems of the benchmark; LookAhead and BoundedHMC, which it replaces, had
+      1.4 at 180 to 260 evaluations on ten problems of the benchmark; LookAhead and BoundedHMC, which it replaces, had
       0.7 to 1.7 at 270 to 3800;
     - other inequalities: slices, with SLICE_LEVELS.
 

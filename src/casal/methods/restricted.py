@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -66,8 +66,8 @@ WIDE, AGAIN, NARROW = 8, 8, 1e-3
 they are not, in units of the largest. On mass and energy in 256 dimensions the error of the logarithm of an integral
 falls from .11 to .04."""
 
-FIRST_FLOWS = 10
-"""Flows that start a chain in its mode, from a point that may be far out."""
+FIRST_FLOWS, START = 10, 4
+"""Flows that start a chain in its mode, from a point that may be far out; and how many times as many lines."""
 
 
 class Sides(NamedTuple):
@@ -246,7 +246,8 @@ class Region:
 
             gauss = Gauss(like.expand(len(chains), -1), fresh, across[: own + bent])
             if found.curved:
-                return self.on_curved(self.given(gauss, chains), rows[own : own + bent], stream)
+                wider = replace(self, candidates=START * self.candidates)  # a mode is wider than x0 given x
+                return wider.on_curved(self.given(gauss, chains), rows[own : own + bent], stream)
             kept = self.into(_latent(self.problem, gauss.mean + fresh())).flatten(1).to(pool)
             x = self.draw(gauss, chains, kept, FIRST_FLOWS, stream)
             return self.into(_latent(self.problem, x)).flatten(1).to(pool)
