@@ -11,7 +11,8 @@ from torch import Tensor
 import casal
 from casal.diagnostics import assess
 from casal.diagnostics.behind import view
-from casal.diagnostics.model_score import NotAvailable, level_score
+from casal.diagnostics.check import NotAvailable
+from casal.diagnostics.model_score import level_score
 from casal.methods import Problem
 
 from .populations import CENTRE, evidence, gaussian, generator

@@ -12,18 +12,10 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics import Evidence, Fidelity, assess
-from casal.diagnostics.fidelity import (
-    FEWEST,
-    LARGEST_DETECTABLE,
-    LEAST_KEPT,
-    REJECT,
-    SHARE_OF_EVALUATIONS,
-    displacement,
-    slack,
-    student_quantile,
-    two_sided_p,
-    unforgotten,
-)
+from casal.diagnostics.chain_mixing import unforgotten
+from casal.diagnostics.check import FEWEST, LARGEST_DETECTABLE, REJECT, SHARE_OF_EVALUATIONS, Check, two_sided_p
+from casal.diagnostics.ladder import LEAST_KEPT, displacement, slack
+from casal.methods.population import student_quantile
 
 from .populations import CENTRE, draws, evidence, gaussian, generator, score
 
@@ -88,6 +80,7 @@ def test_atoms_on_the_edge_are_suspect() -> None:
     found = judged(evidence(z, box))
     assert found.figures["on_edge"] == pytest.approx(0.05)
     assert found.verdict == "suspect" and "5 % of the samples lie exactly on the edge" in found.reasons[0]
+    assert "Stein" in found.reasons[1]
 
 
 def test_samples_outside_the_set_are_on_no_edge() -> None:
@@ -160,7 +153,8 @@ def test_the_slack_is_its_formula_on_quadrature_nodes(rho: float) -> None:
     """(E_{rho/r} f - E_rho f) / (r - 1) in closed form, f = y and y^2 about the mean, in standard deviations."""
     line = torch.linspace(-7.0, 7.0, 141, dtype=torch.float64)
     nodes = torch.cartesian_prod(line, line)
-    found = slack(near_line(nodes.T, rho, torch.exp(-nodes.square().sum(1) / 2))).figures["slack_bias"]
+    (check,) = slack(near_line(nodes.T, rho, torch.exp(-nodes.square().sum(1) / 2)))
+    found = check.figures["slack_bias"]
     square = (2.0 / (1.0 + rho)) ** 2 + 1.0 / (1.0 + rho)  # E[(x - 2)^2]
     ratio = 1.0 + 0.5 / max(1.0, rho * square) ** 0.5
     (mean, var), (there, var_there) = lag(rho), lag(rho / ratio)
@@ -174,10 +168,11 @@ def test_the_slack_has_power_and_few_alarms() -> None:
     rho, n, doubted, alarms = 45.0, 4000, 0, 0
     for seed in range(40):
         w = torch.randn((3, n), generator=generator(seed), dtype=torch.float64)
-        doubted += bool(slack(near_line(w[:2], rho)).objections)
+        doubted += any(check.objection for check in slack(near_line(w[:2], rho)))
         z = torch.stack([torch.full((n,), 2.0, dtype=torch.float64), 1.8 + 0.19**0.5 * w[0]], dim=1)
         x = z + torch.stack([w[1] / rho**0.5, torch.zeros(n, dtype=torch.float64)], dim=1)
-        alarms += bool(slack(evidence(z, LINE, state=SimpleNamespace(x=x, rho=torch.tensor(rho)))).objections)
+        found = slack(evidence(z, LINE, state=SimpleNamespace(x=x, rho=torch.tensor(rho))))
+        alarms += any(check.objection for check in found)
     assert doubted >= 36 and alarms <= 1
 
 
@@ -323,12 +318,12 @@ def test_the_last_move_is_split_by_direction() -> None:
     move = torch.tensor([0.3, 0.5], dtype=torch.float64) * sign[torch.arange(N) // 8 % 2]
     width = torch.tensor([0.01, 1.0, 1.0], dtype=torch.float64)
     x = z + torch.nn.functional.pad(move, (0, 1))
-    found = displacement(
+    (found,) = displacement(
         evidence(z, line, grad_log_p=lambda v: (CENTRE.to(v) - v) / width.to(v), state=SimpleNamespace(x=x))
     )
     assert found.figures["moved_deviations"] == pytest.approx(math.sqrt(9.25))
     assert found.figures["moved_most"] == pytest.approx(3.0, abs=0.1)
-    assert "coordinate [0]" in found.notes[0] and not found.objections
+    assert "coordinate [0]" in found.notes[0] and not found.objection
 
 
 def after(kept: float, starts: Tensor, seed: int) -> Evidence:
@@ -349,13 +344,13 @@ def test_a_right_start_may_be_remembered(kept: float) -> None:
 def test_a_wrong_start_that_is_remembered_is_suspect() -> None:
     """Of a mean that is off by 2 deviations at the start, chains keep the share b: 1.2 of them."""
     wrong = gaussian(N, 0) + torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64)
-    found = unforgotten(after(0.6, wrong, 1))
-    assert "remember where they began" in found.objections[0] and "steps=30" in found.objections[0]
+    (found,) = unforgotten(after(0.6, wrong, 1))
+    assert "remember where they began" in found.objection and "steps=30" in found.objection
     direction = after(0.6, wrong, 1).since_start
     assert direction is not None and direction.value > direction.limit
     shift = 0.6 * 2.0 * abs(float(direction.direction[0]))
     assert found.figures["start_bias"] == pytest.approx(shift, abs=0.15)
-    assert not unforgotten(after(0.0, wrong, 1)).figures  # forgotten: nothing is spent
+    assert not list(unforgotten(after(0.0, wrong, 1)))  # forgotten: nothing is spent
 
 
 def test_memory_is_counted_by_ancestors() -> None:
@@ -386,11 +381,17 @@ def test_a_run_knows_where_its_chains_began() -> None:
     assert run(sd, batch=100).figures["memory"] > 0.8  # every batch has a stream of its own
 
 
+def test_a_check_objects_above_its_limit() -> None:
+    assert Check(0.2, 0.1, "too wide", "casal.sample(...)").objection == "too wide: casal.sample(...)"
+    assert Check(0.1, 0.1, "too wide").objection == Check(math.nan, 0.1, "too wide").objection == ""
+    assert Check(0.2, 0.1, "too wide").objection == "too wide"
+
+
 def test_methods_without_a_promise_say_so() -> None:
     z = draws(EXACT["sphere"], N, 0)
     found = assess(evidence(z, EXACT["sphere"]), promised=False, method="final projection")
     assert found.verdict == "not promised" and "final projection does not promise" in found.reasons[0]
-    assert "stein_p" not in found.figures and found.figures["on_edge"] == 0.0
+    assert "stein_p" not in found.figures
 
 
 def test_what_was_known_before_the_run_counts() -> None:
@@ -465,7 +466,7 @@ def test_a_set_for_each_chain() -> None:
 
 
 def test_plain_data_and_back() -> None:
-    found = Fidelity("suspect", ("one", "two"), {"on_edge": 0.25, "stein_p": math.nan, "inflation": math.inf})
+    found = Fidelity("suspect", ("one", "two"), {"range_gap": 0.25, "stein_p": math.nan, "inflation": math.inf})
     again = Fidelity.from_plain(found.plain())
     assert (again.verdict, again.reasons) == (found.verdict, found.reasons)
     assert again.plain() == found.plain() and math.isnan(again.figures["stein_p"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics.model_score import MOST_LEVELS, NotAvailable, level_score, scores_at
-from casal.diagnostics.stein import along
+from casal.diagnostics.check import NotAvailable
+from casal.diagnostics.model_score import MOST_LEVELS, along, level_score, scores_at
 from casal.methods import Problem
 
 from .populations import gaussian

@@ -42,16 +42,47 @@ def below(x: Tensor) -> Tensor:
     return x[:, 0] < 1.5
 
 
+def everywhere(x: Tensor) -> Tensor:
+    return torch.ones(len(x), dtype=torch.bool)
+
+
 def regions(z: Tensor) -> list[Region]:
     highest = z[log_density(z).argsort(descending=True)[:32]]
-    x, g = climb(torch.cat([highest, z[:32], around(z, below, 32)]), score)
-    return with_bulk(find_peaks(x, g, log_density(x).argsort(descending=True), score, below), 2)
+    x, g, way = climb(torch.cat([highest, z[:32], around(z, below, 32)]), score, below)
+    return with_bulk(find_peaks(x, g, way, log_density(x).argsort(descending=True), score, below), 2)
 
 
 def test_climbs_end_on_the_peaks() -> None:
-    x, g = climb(draws(200, seed=0), score)
+    x, g, way = climb(draws(200, seed=0), score, everywhere)
     nearest = torch.cdist(x, CENTRES).amin(1)
-    assert float(nearest.max()) < 0.01 and float(g.norm(dim=1).max()) < 1e-3
+    assert float(nearest.max()) < 0.01 and float(g.norm(dim=1).max()) < 1e-3 and torch.equal(g, way)
+
+
+def test_climbs_slide_along_walls_and_stay_inside() -> None:
+    """A Gaussian whose peak is behind two walls: the climb ends on the nearer one, where the slope is its normal."""
+    wall = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    asked = list[Tensor]()
+
+    def inside(x: Tensor) -> Tensor:
+        return x @ wall <= -1.0
+
+    def slope(x: Tensor) -> Tensor:
+        asked.append(x[inside(x)])
+        return torch.where(inside(x)[:, None], -x / torch.tensor([4.0, 1.0]).double(), math.nan)
+
+    start = draws(100, seed=5) - 4.0 * wall
+    x, g, way = climb(start[inside(start)], slope, inside, lambda x: -wall.expand_as(x))
+    exact = -torch.linalg.solve(torch.diag(torch.tensor([0.25, 1.0]).double()), wall)
+    exact = exact / -(exact @ wall)
+    assert bool(inside(x).all()) and float((x - exact).abs().max()) < 0.01
+    assert float(way.norm(dim=1).max()) < 0.02 < 0.3 < float(g.norm(dim=1).min())
+    order = (x @ wall).argsort(descending=True)
+    (found,) = find_peaks(x, g, way, order, slope, inside)
+    assert torch.allclose(
+        (found.root @ found.root.T).inverse(),
+        torch.diag(torch.tensor([0.25, 1.0]).double()) + torch.outer(g[0], g[0]),
+        atol=0.02,
+    )
 
 
 def test_points_around_are_in_the_set_and_far_away() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics import Lineage
-from casal.diagnostics.fidelity import REJECT, _zero_test
+from casal.diagnostics.check import REJECT, zero_test
 from casal.diagnostics.stein import SteinTerms, deviations, projections_needed, stein_terms, tangents, whitened
 
 RADIUS = 2.0
@@ -41,7 +41,7 @@ def means(terms: list[SteinTerms]) -> Tensor:
 def smallest_p(z: Tensor, score: Tensor, ancestors: Tensor | None = None) -> float:
     """Of all tests together, as the certificate has it."""
     lineage = Lineage(torch.ones(len(z)), torch.arange(len(z)) if ancestors is None else ancestors)
-    p = torch.cat([_zero_test(t.lineage, t.values).p for t in stein_terms(z, [score], lineage)])
+    p = torch.cat([zero_test(t.lineage, t.values).p for t in stein_terms(z, [score], lineage)])
     return float(p.min()) * len(p)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import casal
 from casal.methods import HMC, tempering
 from casal.methods.inside_chains import space_of
-from casal.methods.mode_weights import Mixture, _drawn, clusters, covers, fit, growing_share
+from casal.methods.mode_weights import Mixture, _drawn, clusters, covers, fit
 from casal.methods.problem import Problem
 from casal.methods.surface import ON_SET, Surface
 from casal.methods.tempering import mode_errors
@@ -125,19 +125,6 @@ def test_the_error_of_a_weight_counts_ancestors() -> None:
     )
     one = mode_errors(part, torch.arange(400) * (1 - part))
     assert one["mode_error"] == pytest.approx(0.25 * 0.75 * math.sqrt(1.0 + 1.0 / 300.0))
-
-
-def test_a_mode_that_chains_still_enter_is_told() -> None:
-    """Twenty of 400 chains went into a narrow mode and none came out; as many that cross both ways are no objection."""
-    then, now, narrow = normal(0, 400, 3), normal(1, 400, 3), 6.0 + 0.2 * normal(2, 400, 3)
-    flowing, crossing, middle = now.clone(), then.clone(), normal(3, 400, 3)
-    flowing[:20], crossing[20:40], middle[:8] = narrow[:20], narrow[20:40], narrow[100:108]
-    found = growing_share(then, middle, flowing)
-    assert found is not None and abs(found[1] - found[0]) == pytest.approx(0.05)
-    assert growing_share(crossing, middle, flowing) is None
-    full = normal(4, 400, 3)
-    full[:20] = narrow[200:220]
-    assert growing_share(then, full, flowing) is None  # it was filled before the last round
 
 
 def test_draws_by_weights_that_are_zero_or_no_number() -> None:

@@ -1,8 +1,9 @@
 """Health of populations, fidelity, calibration of denoisers."""
 
 from casal.diagnostics.chain_mixing import FEWEST_DRAWS, Mixing, mixing
+from casal.diagnostics.check import SHARE_OF_EVALUATIONS, Evidence
 from casal.diagnostics.denoiser_calibration import Calibration, calibration
-from casal.diagnostics.fidelity import SHARE_OF_EVALUATIONS, Evidence, Fidelity, assess
+from casal.diagnostics.fidelity import Fidelity, assess
 from casal.diagnostics.units import clipped_units, other_units
 from casal.methods.population import (
     Clusters,

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Constraint, Polytope, Through, geometry
-from casal.diagnostics.edges import Map, Shape, edge_factor, shape_near
-from casal.diagnostics.model_score import NotAvailable
+from casal.diagnostics.check import Evidence, NotAvailable
+from casal.diagnostics.edges import ON_THE_SET, Map, Shape, edge_factor, shape_near
 from casal.methods import Problem, lift, onto
 from casal.methods.flat_flows import rounded
 from casal.methods.inside_chains import reduction
@@ -35,9 +35,6 @@ SAME = 1e-6
 
 MOVED = 0.01
 """Share of samples that may be farther from their decoded latents, where the latents stand for the samples."""
-
-ON_THE_SET = 1e-9
-"""Violation up to which a point is in the set."""
 
 LARGEST_MATRIX = 1 << 22
 """Numbers of a decoder's matrix that is written out."""
@@ -64,6 +61,22 @@ class View:
     pull: Map
     pointwise: bool = True
     same: bool = True
+
+
+def view_of(evidence: Evidence, index: Tensor) -> View:
+    """That of some of the samples of a run.
+
+    Raises:
+        NotAvailable: There is none.
+        SettingError: The edge of the set is not known.
+    """
+    some, latents, y = evidence.lineage.some(index).weights, evidence.latents, getattr(evidence.run.state, "y", None)
+    if y is not None and latents is not None:
+        inner = inner_view(evidence.problem, y[evidence.index[index]], evidence.run.state.anchor, some)
+        if inner is not None:
+            return inner
+    known = None if latents is None else latents[index]
+    return view(evidence.problem, evidence.constraint.take(index), evidence.z[index], some, known)
 
 
 def view(problem: Problem, constraint: Constraint, z: Tensor, weights: Tensor, latents: Tensor | None) -> View:

@@ -15,17 +15,14 @@ from casal.constraints import Constraint, Parts, geometry
 from casal.errors import CasalError, SettingError
 from casal.methods.surface import Surface
 
-STEP = 1e-6
-"""Step along the set, in units of the distance to the mean, that a sample inside survives."""
-
 LEAVES = 1e-2
 """Share of the step outside a convex set from which the step has left it."""
 
 FARTHEST = 50.0
 BISECTIONS = 45
 
-OVERLAP = 1e-9
-"""Violation up to which a sample is in a piece."""
+ON_THE_SET = 1e-9
+"""Violation up to which a point is in a set, or in a piece of it."""
 
 Map = Callable[[Tensor], Tensor]
 
@@ -36,51 +33,6 @@ def parts_of(constraint: Constraint, event: tuple[int, ...]) -> Parts | None:
         return geometry.parts(constraint, event)
     except SettingError:
         return None
-
-
-def on_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
-    """Which samples lie on the edge, (n,) bool: a small step along the set leaves it.
-
-    The steps go away from the mean and back, and along a fixed random direction and back, on the surface part. In a
-    union of pieces that have equations and inequalities each, they stay on the piece of the sample.
-
-    Args:
-        constraint: The set, of these samples.
-        z: Samples (n, *event), float64.
-        mean: Of the samples, (*event).
-    """
-    event = tuple(z.shape[1:])
-    parts = parts_of(constraint, event)
-    if parts is None:
-        pieces = constraint.pieces(event)
-        own = torch.stack([piece.violation(z) for piece in pieces]).argmin(0)
-        found = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-        for k, piece in enumerate(pieces):
-            some = torch.nonzero(own == k).flatten()
-            found[some] = on_edge(piece.take(some), z[some], mean)
-        return found
-    surface, solid = parts
-    found = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    away = z - mean
-    if solid is None:
-        if not constraint.convex:
-            return found
-        y = z + STEP * (z - _inside(constraint, z, mean))
-        outside, length = (torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (constraint.project(y) - y, y - z))
-        return outside > LEAVES * length
-    stream = torch.Generator(z.device).manual_seed(4244)
-    aside = _unit(z, away) * torch.randn(z.shape[1:], generator=stream, dtype=z.dtype, device=z.device)
-    for step in (STEP * away, -STEP * away, STEP * aside, -STEP * aside):
-        y = z + step
-        found |= solid.violation(y if surface is None else surface.project(y, warm=z)) > 0.0
-    return found
-
-
-def _unit(z: Tensor, away: Tensor) -> Tensor:
-    """The spread of each coordinate, which may have units of its own; its size, or that of all, where it has none."""
-    size, spread = (v.square().mean(0).sqrt() for v in (z, away))
-    own = torch.where(spread > STEP * size, spread, size)  # samples that are all equal may all lie on the edge
-    return torch.where(own > 0.0, own, float(own.square().mean().sqrt()) or 1.0)
 
 
 def _inside(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
@@ -164,7 +116,7 @@ def _onto(surface: Constraint, z: Tensor) -> Map:
 def _shape_of_pieces(constraint: Constraint, z: Tensor, weights: Tensor) -> Shape:
     pieces = constraint.pieces(tuple(z.shape[1:]))
     violation = torch.stack([piece.violation(z) for piece in pieces])
-    if bool(((violation <= OVERLAP).sum(0) > 1).any()):
+    if bool(((violation <= ON_THE_SET).sum(0) > 1).any()):
         raise SettingError("pieces of the union overlap where there are samples")
     own, found = violation.argmin(0), list[tuple[Tensor, Shape]]()
     for k, piece in enumerate(pieces):

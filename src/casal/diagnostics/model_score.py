@@ -5,13 +5,17 @@ A network's score is known with noise only, and may be wrong where the noise is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from casal.diagnostics.behind import view_of
+from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, NotAvailable, evenly
 from casal.diagnostics.denoiser_calibration import calibration
-from casal.diagnostics.stein import agree
 from casal.methods import Problem, gaussian, move, table_rows
 from casal.targets import slope
 
@@ -22,12 +26,21 @@ BLUR = 0.3
 """The coarsest of these levels, at most, in units of the root of the samples' total variance. At 0.3 of the spread of a
 direction the scores of an exact model at two levels differ by 0.2 along it, and are no longer taken (``stein.py``)."""
 
+LEVELS_AGREE = 0.2
+"""Relative difference, along a field, of the scores of two noise levels up to which that without noise is read off
+them. An exact model of data ten times coarser than the first of them differs by 0.03."""
+
 FEWEST_OWN, MOST_OWN = 32, 256
 """Samples of the model that are drawn for it."""
 
+PAIRS, COARSE, FINE = 64, 12, 97
+"""Pairs of samples, at most, between which the potential is compared with the integral of the score, by
+Gauss's rule with so many points; and with so many where they differ. A prime number: two rules with few points may be
+wrong by the same amount where modes are narrow."""
 
-class NotAvailable(Exception):
-    """Why a check cannot be made."""
+GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.03
+"""Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
+rule; and the share of pairs that may exceed it."""
 
 
 def scores_at(problem: Problem, z: Tensor, evaluations: float) -> list[Tensor]:
@@ -55,6 +68,41 @@ def scores_at(problem: Problem, z: Tensor, evaluations: float) -> list[Tensor]:
             break
         found.append(level_score(problem, z, 2.0**k))
     return found
+
+
+class Slope(NamedTuple):
+    """s . v without noise.
+
+    Attributes:
+        values: (n,).
+        level: Number of the noise level that it was read off.
+        doubt: Its relative error by that.
+    """
+
+    values: Tensor
+    level: int = 0
+    doubt: float = 0.0
+
+
+def along(score: Sequence[Tensor], v: Tensor) -> Slope | None:
+    """(4 s_k - s_2k) . v / 3 of the finest two levels that agree; None if no two do.
+
+    For a Gaussian whose variance is 1 / a times that of the noise, s_k is short of s by a share a, s_2k of s_k by
+    r = 3 a, and this by 4 a^2 = 4 r^2 / 9.
+    """
+    slopes = [(s * v).sum(1) for s in score]
+    if len(slopes) == 1:
+        return Slope(slopes[0])
+    for k, (near, far) in enumerate(pairwise(slopes)):
+        if agree(near, far):
+            apart = float((near - far).square().sum() / near.square().sum().clamp_min(torch.finfo(near.dtype).tiny))
+            return Slope((4.0 * near - far) / 3.0, k, 4.0 * apart / 9.0)
+    return None
+
+
+def agree(near: Tensor, far: Tensor) -> bool:
+    """Whether scores of two noise levels tell the same."""
+    return float((near - far).square().sum()) <= LEVELS_AGREE**2 * float(near.square().sum())
 
 
 def own_samples(problem: Problem, count: int) -> Tensor:
@@ -110,3 +158,51 @@ def finest(problem: Problem) -> float:
     if problem.target.denoise is None or table.alpha is None or table.sigma is None:
         raise NotAvailable(f"{problem.target.name} has no denoiser to compute the score from")
     return float((table.sigma / table.alpha).min())
+
+
+def gradient(evidence: Evidence) -> Check:
+    """Whether the score is the gradient of the log-density: their rises between pairs of samples.
+
+        log p(y) - log p(z) = integral of s . (y - z) along the line from z to y
+
+    by Gauss's rule. A step in an energy, or a score of another potential, differs.
+    """
+    problem = evidence.problem
+    pairs = int(min(PAIRS, len(evidence.z) // 2, evidence.left / (COARSE + 2)))
+    if problem.target.potential is None or not problem.table.static or pairs < FEWEST_TESTED:
+        return Check()
+    some = evenly(len(evidence.z), 2 * pairs).to(evidence.z.device)
+    seen = view_of(evidence, some)
+    x = seen.latent(seen.points).to(problem.like.dtype)
+    here, there = problem.take(evidence.index[some[:pairs]]), problem.take(evidence.index[some[pairs:]])
+    z, y = x[:pairs], x[pairs:]
+    height, other = here.log_density(z), there.log_density(y)
+    allowed = GRADIENT_ERROR + 64.0 * torch.finfo(x.dtype).eps * (height.abs() + other.abs() + 1.0)
+    gap = other - height - _rise(here, z, y, COARSE)
+    off = ~(gap.abs() <= allowed)
+    some = torch.nonzero(off).flatten()
+    if len(some) * FINE > evidence.left:
+        return Check()
+    if len(some):  # a rule that is too coarse improves with its points
+        finer = (other - height)[some] - _rise(here.take(some), z[some], y[some], FINE)
+        off[some] = ~(finer.abs() <= torch.maximum(allowed[some], gap[some].abs() / 2))
+    share = float(off.to(torch.float64).mean())
+    most = float(gap[off].abs().max()) if bool(off.any()) else 0.0
+    return Check(
+        share,
+        WRONG_PAIRS,
+        f"the score is not the gradient of the log-density: between {100 * share:.2g} % of {pairs} pairs of samples "
+        f"they differ by up to {most:.2g}",
+        "an energy with a step has a gradient that does not know of it: smooth the step, or give potential= and grad "
+        "of one density",
+        figures={"not_gradient": share},
+    )
+
+
+def _rise(problem: Problem, z: Tensor, y: Tensor, points: int) -> Tensor:
+    """The integral of the score along the lines from z to y, (n,), by Gauss's rule."""
+    total = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    for place, weight in zip(*(v.tolist() for v in np.polynomial.legendre.leggauss(points)), strict=True):
+        slope = level_score(problem, z + (1.0 + place) / 2.0 * (y - z))
+        total += weight / 2.0 * (slope * (y - z)).flatten(1).sum(1)
+    return total

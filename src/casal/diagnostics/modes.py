@@ -13,7 +13,7 @@ integral of the score.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import NamedTuple
 
@@ -21,6 +21,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from casal.diagnostics.behind import View, view_of
+from casal.diagnostics.check import (
+    FEWEST_TESTED,
+    NOT_CHECKED,
+    REJECT,
+    Check,
+    Evidence,
+    NotAvailable,
+    ZeroTest,
+    evenly,
+    zero_test,
+)
+from casal.diagnostics.model_score import level_score
+from casal.errors import CasalError
+from casal.methods import Problem
 
 MOST_MODES = 4
 
@@ -44,6 +60,13 @@ BOW = 0.15
 
 UNSURE = 0.5
 """Difference to the integral with every second point from which a jump is refused, in either direction."""
+
+SMALL_CHANGE = 0.02
+"""Share of samples that a move between modes may shift."""
+
+PATHS_AGREE, TRIED = 0.2, 5
+"""Difference of log p along two paths between modes up to which a diffusion model's score is the gradient of something
+there; and one in how many samples is tried."""
 
 
 class Modes(NamedTuple):
@@ -214,3 +237,76 @@ def clenshaw_curtis(intervals: int) -> tuple[npt.NDArray[np.float64], npt.NDArra
     weights = (1.0 - terms.sum(1)) / intervals
     weights[[0, -1]] /= 2.0
     return (1.0 - np.cos(angle)) / 2.0, weights
+
+
+def modes_of(evidence: Evidence) -> Modes:
+    """Clusters of the samples of a run; one where every chain has a set or a condition of its own."""
+    return find_modes(evidence.flat, most=MOST_MODES if evidence.problem.chains is None else 1)
+
+
+def jump(evidence: Evidence) -> Iterator[Check]:
+    """Whether the weights of the modes are right, by a t-test over ancestors of a reflection between them."""
+    if evidence.everyone.effective < FEWEST_TESTED:
+        return
+    modes = modes_of(evidence)
+    figures = {"modes": float(modes.number)}
+    yield Check(figures=figures)
+    if modes.number < 2:
+        return
+    try:
+        found = _jump(evidence, modes)
+    except (NotAvailable, CasalError) as reason:
+        weighed = float(evidence.run.trace.get("weighed", torch.zeros(1))[-1]) == 1.0  # by fresh draws (``HMC``)
+        sentence = f"the weights of the {modes.number} modes were not checked: {reason}"
+        names = ("jump_t", "jump_p", "jump_change")
+        yield Check(figures=dict.fromkeys(names, NOT_CHECKED), notes=() if weighed else (sentence,))
+        return
+    p, change = min(1.0, float(found.p.min()) * len(found.p)), float(found.mean.abs().max())
+    yield Check(
+        change if p < REJECT else 0.0,
+        SMALL_CHANGE,
+        f"the weights of the {modes.number} modes that were found are wrong: one move between them would shift "
+        f"{100 * change:.2g} % of the samples (p = {p:.1g})",
+        "start from samples of the unconstrained distribution, or use more chains and more steps",
+        figures={"jump_t": float(found.t.max()), "jump_p": p, "jump_change": change},
+    )
+
+
+def _jump(evidence: Evidence, modes: Modes) -> ZeroTest:
+    problem, potential = evidence.problem, evidence.problem.target.potential
+    points = LINE_POINTS * (1.0 if problem.table.static else 1.0 + 2.0 / TRIED)
+    index = evidence.affordable(2.0 if potential is not None else points)
+    seen = view_of(evidence, index)
+    if not seen.pointwise:
+        raise NotAvailable("the density behind a decoder is not known at the samples")
+    z, event = seen.points.flatten(1), tuple(seen.points.shape[1:])
+    modes = modes._replace(label=modes.label[index]) if seen.same else find_modes(z)
+    if modes.number < 2:
+        raise NotAvailable("the latents have one mode")
+    slope = slope_of(problem, seen)
+
+    def inside(y: Tensor) -> Tensor:
+        return seen.inside(y.reshape(len(y), *event))
+
+    def rise(z: Tensor, y: Tensor) -> Tensor:
+        if potential is not None:
+            here, there = (seen.latent(v.reshape(len(v), *event)).to(problem.like.dtype) for v in (z, y))
+            return problem.log_density(there) - problem.log_density(here)
+        if not problem.table.static:
+            some = evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)
+            off = path_dependence(slope, z[some], y[some])
+            if off > PATHS_AGREE:
+                raise NotAvailable(f"the model's score is not a gradient between them (two paths differ by {off:.2g})")
+        return line_integral(slope, z, y)
+
+    nearest = seen.shape.nearest(modes.centres.reshape(-1, *event)).flatten(1)
+    flow = jump_flow(z, modes, nearest, inside, rise)
+    if float((flow.abs().sum(1) > 0.0).sum()) < SMALLEST:
+        raise NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
+    return zero_test(evidence.lineage.some(index), flow)
+
+
+def slope_of(problem: Problem, seen: View) -> Callable[[Tensor], Tensor]:
+    """The score of points of a view, (n, d) -> (n, d)."""
+    event = tuple(seen.points.shape[1:])
+    return lambda v: seen.pull(level_score(problem, seen.latent(v.reshape(len(v), *event)))).flatten(1)

@@ -8,18 +8,25 @@ climbed, from samples and from points far around them. Around each peak m that i
 by independent draws of q: without bias, whatever the shape of p. Right samples have shares in these regions that are in
 proportion to their masses. A narrower region, somewhat widened, is cut out of a wider one that holds it.
 
-Everything is done in whitened coordinates of the samples, in a set with an interior.
+Everything is done in whitened coordinates of the samples, in a set with an interior. The density is asked in the set
+alone: climbs slide along walls, and at a peak on a wall with slope g and normal n K is -Hess log p + (g . n)^2 n n',
+since the density falls off by exp(-|g . n| s) from there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from casal.diagnostics.behind import view_of
+from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, evenly
+from casal.diagnostics.model_score import COARSE
+from casal.diagnostics.modes import line_integral, slope_of
 from casal.methods.population import Lineage
 
 Map = Callable[[Tensor], Tensor]
@@ -30,6 +37,9 @@ CLIMBS, ROUNDS = 96, 40
 FIRST_STEP, LONGER, FARTHEST_STEP = 0.01, 10.0, 2.0
 """First step of a climb, in standard deviations of the samples, so that points stay in a peak 100 times narrower; the
 factor by which the next may be longer; and the longest, beside a quarter of the distance to the samples' mean."""
+
+HALVINGS = 8
+"""Of a step that leads up to a wall."""
 
 WIDEST = 6
 """Points far around the samples are up to 2^WIDEST standard deviations away, as far as the set goes."""
@@ -50,6 +60,13 @@ of these steps are not seen."""
 APART = 3.0
 """Standard deviations of a peak up to which the end of a climb belongs to it, and by which a region is widened before
 it is cut out of a wider one."""
+
+BETWEEN_PEAKS = 401
+"""Points of the line integral of the score from one peak to another: the score turns within a narrow valley."""
+
+PEAK_ERRORS, SMALLEST_PEAK = 5.0, 0.05
+"""Standard errors, and difference in shares, from which the samples around a peak are an objection: masses are means of
+weights with long tails, and many regions are looked at."""
 
 
 class Region(NamedTuple):
@@ -88,28 +105,47 @@ class Misplaced(NamedTuple):
     t: float
 
 
-def climb(x: Tensor, score: Map, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
-    """Where points (n, d) come by following the score uphill, and the score there.
-
-    They may leave the set: walls would stop them, and the region around a peak beyond a wall may reach into the set.
+def climb(x: Tensor, score: Map, inside: Map, normal: Map | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Where points (n, d) come by following the score uphill in a set; the score there, and its part along the walls.
 
     Steps have the length of Barzilai and Borwein (1988), s.s / s.q with s the last step and q the change of the score,
-    and are taken back where the score is no number, or has turned against them.
+    and are taken back where the score is no number, or has turned against them. One that would leave the set goes along
+    its wall.
+
+    Args:
+        x: In the set.
+        score: Of points in the set; NaN elsewhere.
+        inside: Whether points are in the set.
+        normal: The inward unit normal of the wall next to points; None where there are no walls.
     """
     g = score(x)
+
+    def along(x: Tensor, g: Tensor, step: Tensor) -> Tensor:
+        """g where a step along it stays in the set; else as much of its normal part as leads up to the wall."""
+        out = torch.nonzero(~inside(x + step[:, None] * g)).flatten()
+        if normal is None or not len(out):
+            return g
+        n, slid, left = normal(x[out]), g[out], g.new_ones(len(out), 1)
+        off = (slid * n).sum(1, keepdim=True).clamp_max(0.0) * n
+        for _ in range(HALVINGS):
+            beyond = ~inside(x[out] + step[out, None] * (slid - (1.0 - left) * off))
+            left = torch.where(beyond[:, None], left / 2.0, left)
+        return g.index_add(0, out, -torch.where(beyond[:, None], 1.0, 1.0 - left) * off)
+
     step = FIRST_STEP / torch.linalg.vector_norm(g, dim=1).clamp_min(1e-300)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         longest = FARTHEST_STEP + torch.linalg.vector_norm(x, dim=1) / 4.0
         step = torch.minimum(step, longest / torch.linalg.vector_norm(g, dim=1).clamp_min(1e-300))
-        y = x + step[:, None] * g
+        way = along(x, g, step)
+        y = x + step[:, None] * way
         h = score(y)
-        good = torch.isfinite(h).all(1) & ((h * g).sum(1) >= -0.5 * g.square().sum(1))
+        good = torch.isfinite(h).all(1) & ((h * way).sum(1) >= -0.5 * way.square().sum(1))
         s, q = y - x, g - h
         bend = (s * q).sum(1)
         longer = torch.where(bend > 0.0, s.square().sum(1) / bend.clamp_min(1e-300), math.inf)
         step = torch.where(good, torch.minimum(longer, LONGER * step), step / 4.0)
         x, g = torch.where(good[:, None], y, x), torch.where(good[:, None], h, g)
-    return x, g
+    return x, g, along(x, g, step.clamp_min(FIRST_STEP))
 
 
 def around(u: Tensor, inside: Map, count: int) -> Tensor:
@@ -123,8 +159,8 @@ def around(u: Tensor, inside: Map, count: int) -> Tensor:
     return y[ok[torch.randperm(len(ok), generator=stream, device=u.device)[:count]]]
 
 
-def find_peaks(x: Tensor, g: Tensor, order: Tensor, score: Map, inside: Map) -> list[Region]:
-    """Peaks among the ends of climbs (n, d) with scores g, in an order.
+def find_peaks(x: Tensor, g: Tensor, way: Tensor, order: Tensor, score: Map, inside: Map) -> list[Region]:
+    """Peaks among the ends of climbs (n, d) with scores g and their parts along the walls, in an order.
 
     Where K > 0 and the slope is small, and a part of the region is in the set.
     """
@@ -139,14 +175,15 @@ def find_peaks(x: Tensor, g: Tensor, order: Tensor, score: Map, inside: Map) -> 
             break
         k = int(rest[0])
         left[k] = False
-        slopes = score(x[k] + steps)
+        wall = way[k] - g[k]
+        off = 2.0 * DIFFERENCE * wall / torch.linalg.vector_norm(wall).clamp_min(1e-300)  # differences stay in the set
+        slopes = score(x[k] + off + steps)
         K = (slopes[d:] - slopes[:d]) / (2.0 * DIFFERENCE)
-        values, axes = torch.linalg.eigh((K + K.T) / 2) if bool(torch.isfinite(K).all()) else (K[0] * 0.0 - 1.0, K)
-        if not float(values.min()) > 0.0:
+        if not bool(torch.isfinite(K).all()):
             continue
-        root = axes / values.sqrt()
-        newton = (root.T @ g[k]).square().sum()
-        if not float(newton) < 0.25:  # still on its way
+        values, axes = torch.linalg.eigh((K + K.T) / 2 + torch.outer(wall, wall))
+        root = axes / values.clamp_min(1e-300).sqrt()
+        if not float(values.min()) > 0.0 or not float((root.T @ way[k]).square().sum()) < 0.25:  # still on its way
             continue
         here = Region(x[k], root)
         left &= ~(_distance(here, x) < APART)
@@ -251,3 +288,76 @@ def _in_holes(holes: list[Region], x: Tensor) -> Tensor:
     for hole in holes:
         out |= _distance(hole, x) < _radius(x.shape[1]) + APART
     return out
+
+
+def peaks(evidence: Evidence) -> Iterator[Check]:
+    """Whether the samples are where the density is: in sets with an interior, of a fixed density."""
+    problem, lineage, d = evidence.problem, evidence.lineage, evidence.flat.shape[1]
+    if not problem.table.static or problem.chains is not None or lineage.effective < max(FEWEST_TESTED, 2 * d):
+        return
+    seen = view_of(evidence, torch.arange(len(evidence.z), device=evidence.z.device))
+    z, event, potential = seen.points.flatten(1), tuple(seen.points.shape[1:]), problem.target.potential
+    mean, d = lineage.weights @ z, z.shape[1]
+    root, failed = torch.linalg.cholesky_ex(((z - mean) * lineage.weights[:, None]).T @ (z - mean))
+    each = DRAWS * (1 if potential is not None else COARSE)
+    spare = evidence.left - (MOST_PEAKS + 1) * each - 2 * MOST_PEAKS * 2 * d
+    spare -= len(z) if potential is not None else MOST_PEAKS * BETWEEN_PEAKS
+    count = int(min(CLIMBS, spare / (ROUNDS + 1)))
+    if not seen.pointwise or seen.shape.project is not None or int(failed) or count < FEWEST_TESTED:
+        return
+    slope, factor = slope_of(problem, seen), seen.shape.factor
+
+    def out(u: Tensor) -> Tensor:
+        return (mean + u @ root.T).reshape(-1, *event)
+
+    def inside(u: Tensor) -> Tensor:
+        return seen.inside(out(u))
+
+    def within(u: Tensor, value: Map, like: Tensor) -> Tensor:
+        ok = inside(u)
+        return like if not bool(ok.any()) else like.index_copy(0, torch.nonzero(ok).flatten(), value(out(u[ok])))
+
+    def score(u: Tensor) -> Tensor:
+        return within(u, lambda y: slope(y) @ root, torch.full_like(u, math.nan))
+
+    def log_p(u: Tensor) -> Tensor:
+        density: Map = lambda y: problem.log_density(seen.latent(y).to(problem.like.dtype)).to(u)  # noqa: E731
+        return within(u, density, u.new_full((len(u),), -math.inf))
+
+    def normal(u: Tensor) -> Tensor:
+        assert factor is not None
+        steps = DIFFERENCE * torch.eye(d, dtype=u.dtype, device=u.device)
+        rise = torch.stack([factor(out(u + step)) - factor(out(u - step)) for step in steps], 1)
+        return rise / torch.linalg.vector_norm(rise, dim=1, keepdim=True).clamp_min(1e-300)
+
+    u = torch.linalg.solve_triangular(root, (z - mean).T, upper=False).T
+    some = evenly(len(u), count // 3).to(u.device)
+    first = some if potential is None else log_p(u).argsort(descending=True)[: count // 3]
+    starts = torch.cat([u[first], u[some], around(u, inside, count // 3)])
+    x, g, way = climb(starts, score, inside, None if factor is None else normal)
+    order = log_p(x).argsort(descending=True) if potential is not None else way.square().sum(1).argsort()
+    found = with_bulk(find_peaks(x, g, way, order, score, inside), d)
+    if len(found) < 2:
+        return
+    origin = found[0].centre
+
+    def height(centre: Tensor, y: Tensor) -> Tensor:
+        if potential is not None:
+            return log_p(y)
+        total = line_integral(score, origin[None], centre[None], points=BETWEEN_PEAKS)
+        for place, weight in zip(*(v.tolist() for v in np.polynomial.legendre.leggauss(COARSE)), strict=True):
+            total = total + weight / 2.0 * (score(centre + (1.0 + place) / 2.0 * (y - centre)) * (y - centre)).sum(1)
+        return total
+
+    worst = misplaced(weigh(found, u, lineage, height, inside), lineage.effective)
+    if worst is None:
+        return
+    yield Check(
+        abs(worst.share - worst.expected) if abs(worst.t) >= PEAK_ERRORS else 0.0,
+        SMALLEST_PEAK,
+        f"around a peak of the density there are {100 * worst.share:.2g} % of the samples, where its mass asks for "
+        f"{100 * worst.expected:.2g} % ({abs(worst.t):.1f} standard errors): chains have missed a mode, or pass over a "
+        "narrow one",
+        f"start in all modes (init=), or {evidence.more_steps()}",
+        figures={"peaks": float(worst.peaks), "peak_t": worst.t, "peak_error": worst.share - worst.expected},
+    )

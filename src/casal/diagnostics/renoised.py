@@ -21,12 +21,24 @@ antisymmetric part, which is error, are raised.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from casal.diagnostics.check import FEWEST_TESTED, FOUND, REJECT, Check, Evidence, zero_test
+from casal.diagnostics.model_score import finest
+from casal.diagnostics.stein import by_score
 from casal.methods.affine_modes import STEP, Ask, solve
+from casal.methods.coupling import has_edge
+from casal.methods.equations import equations_of
+from casal.methods.matheron import FIRST, SYMMETRIC, denoised_rows
+from casal.methods.population import Lineage, student_quantile
+
+MOST_LEVELS = 3
+"""Noise levels, at most."""
 
 POSITIONS, WIDE = 8, (2, 8)
 """Directions of u at a level along which positions are compared, and over which products are summed: up to the second,
@@ -83,7 +95,7 @@ def price_of(count: int, kinds: Tensor) -> int:
 
 
 def found_again(
-    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, finest: float, generator: torch.Generator
+    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, unknown: float, generator: torch.Generator
 ) -> Renoised:
     """The columns of one level.
 
@@ -93,7 +105,7 @@ def found_again(
         free: Samples of the model.
         matrix: A, orthonormal rows (m, d).
         s: The noise level.
-        finest: tr S at the last level of the table: what the model does not know of a sample.
+        unknown: tr S at the last level of the table: what the model does not know of a sample.
         generator: Of the noise.
     """
     gains, left, images = dict[int, Tensor](), list[list[tuple[Tensor, Tensor]]](), list[Tensor]()
@@ -122,7 +134,7 @@ def found_again(
     names = tuple(f"position along direction {k + 1}" for k in range(len(axes)))
     names += ("width along the widest directions", "width along wide directions", "width along the others")
     allowed, local = torch.zeros_like(columns[0][:2])
-    allowed[-1] = finest
+    allowed[-1] = unknown
     if len(samples.values.unique(dim=0)) < len(samples.values):
         local[: len(axes)] = _unexplained(columns[1][:, : len(axes)], there)
     return Renoised(s, names, columns[0], columns[1], allowed, local, follows)
@@ -168,3 +180,67 @@ def _gain(ask: Ask, y: Tensor, clean: Tensor, matrix: Tensor, s: float, mine: Te
 def spaced(first: float, last: float, count: int) -> list[float]:
     """So many levels between two, in the middles of equal ratios."""
     return [last * math.exp((k + 0.5) / count * math.log(first / last)) for k in range(count)]
+
+
+def by_model(evidence: Evidence) -> Iterator[Check]:
+    """Whether the network finds the samples again; where that is not known, whether they follow the score."""
+    told = list(renoised(evidence))
+    yield from told or by_score(evidence)
+
+
+def renoised(evidence: Evidence) -> Iterator[Check]:
+    """Whether the network, told the equations, finds the samples again under noise.
+
+    For chains that keep the samples of the model which they started from (``Matheron``), on linear equations.
+    """
+    problem, state, seen, n = evidence.problem, evidence.run.state, evidence.last, len(evidence.run.samples)
+    if not {"first level", "asymmetry"} <= seen.keys() or problem.target.condition or n < FEWEST_TESTED:
+        return
+    found, kinds = equations_of(problem), state.kind.unique()
+    if found.curved or not found.count or has_edge(problem):
+        return
+    x = (evidence.run.samples if problem.identity else state.x).flatten(1).to(torch.float64)
+    free = state.free.flatten(1).to(torch.float64)
+    home = torch.where(torch.isin(state.home, kinds), state.home, state.kind.mode().values)
+    groups = Group(x, found.level.expand(n, -1), state.kind), Group(free, found.times(free), home)
+    price = price_of(found.count, state.kind)
+    count = int(min(MOST_LEVELS, evidence.left // price))
+    if count < 1:
+        share = math.ceil(100.0 * price / (evidence.evaluations * n) + 1.0) / 100.0
+        call = f"casal.sample(..., check={share:g}), at most {100 * share:.0f} % more model calls"
+        yield Check(missing=(f"the samples were not found again under noise: {call}",))
+        return
+    last, stream, ask = finest(problem), torch.Generator(x.device).manual_seed(4251), partial(denoised_rows, problem)
+    unknown = float(state.error.flatten(1).to(torch.float64).square().sum(1).mean())
+    levels = [
+        found_again(ask, *groups, found.matrix, s, unknown, stream)
+        for s in spaced(max(last, seen["first level"] / FIRST), last, count)
+    ]
+    columns = zip(*((one.samples, one.free, one.allowed, one.local) for one in levels), strict=True)
+    own, other, allowed, local = (torch.cat(part, -1) for part in columns)
+    everyone, twin = evidence.everyone, Lineage(torch.full((n,), 1.0 / n).to(x), torch.arange(n, device=x.device))
+    tests = [zero_test(everyone, own, allowed)]
+    if seen["asymmetry"] > SYMMETRIC:
+        model = twin.mean(other)
+        error = torch.hypot(local, model.standard_error)
+        tests = [zero_test(everyone, own, allowed, local), zero_test(everyone, own - model.value, allowed, error)]
+    else:
+        levels = [one._replace(local=torch.zeros_like(one.local)) for one in levels]
+    p = torch.stack([test.p for test in tests]).amax(0) * own.shape[1]
+    worst = int(p.argmin())
+    t, chance = min(float(test.t[worst]) for test in tests), min(1.0, float(p[worst]))
+    name = [f"{name}, at noise {one.level:.2g}" for one in levels for name in one.names][worst]
+    needed = student_quantile(REJECT / own.shape[1], everyone.effective - 1.0) + FOUND
+    least = min(one.finds(needed, len(tests)) for one in levels)
+    yield Check(
+        t if chance < REJECT else 0.0,
+        0.0,
+        "noised and denoised with the equations, the samples are not found again as those of the model are "
+        f"({name}, p = {chance:.1g})",
+        "use more levels, or casal.calibrate(target, family, method, n=64), which says how far the method is off on "
+        "this model",
+        least if len(kinds) == 1 else math.inf,
+        least,
+        {"found_again_p": chance, "found_again_t": t, "asymmetry": seen["asymmetry"]}
+        | {name: seen[name] for name in ("mode_error",) if name in seen},
+    )

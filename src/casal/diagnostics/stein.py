@@ -34,14 +34,33 @@ projections.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.methods.population import Lineage
+from casal.constraints import geometry
+from casal.diagnostics.behind import view_of
+from casal.diagnostics.check import (
+    FOUND,
+    LARGEST_BIAS,
+    LARGEST_DETECTABLE,
+    NOT_CHECKED,
+    REJECT,
+    SMALL_BIAS,
+    Check,
+    Evidence,
+    NotAvailable,
+    zero_test,
+)
+from casal.diagnostics.edges import has_hidden_edge, parts_of
+from casal.diagnostics.model_score import Slope, along, gradient, refuse_wrong_network, scores_at
+from casal.diagnostics.modes import modes_of
+from casal.errors import CasalError
+from casal.methods.population import Lineage, student_quantile
 
 Map = Callable[[Tensor], Tensor]
 """(n, d) -> (n, d) for a projection, (n, d) -> (n,) for a factor."""
@@ -57,10 +76,6 @@ WIDE, NARROW = 8, 4
 
 FLAT = 1e-7
 """Eigenvalues of the correlation below this share of the largest belong to directions that equations fix."""
-
-LEVELS_AGREE = 0.2
-"""Relative difference, along a field, of the scores of two noise levels up to which that without noise is read off
-them. An exact model of data ten times coarser than the first of them differs by 0.03."""
 
 STEP = 3e-3
 """Step of a difference, in standard deviations of the samples along it."""
@@ -181,41 +196,6 @@ def whitened(z: Tensor, weights: Tensor, spread: Tensor) -> Whitened:
         kept = torch.cat([kept[:WIDE], kept[-NARROW:]])
     root, rows = size[kept, None], rows[kept]
     return Whitened(mean, rows * root * spread, rows / (root * spread))
-
-
-class Slope(NamedTuple):
-    """s . v without noise.
-
-    Attributes:
-        values: (n,).
-        level: Number of the noise level that it was read off.
-        doubt: Its relative error by that.
-    """
-
-    values: Tensor
-    level: int = 0
-    doubt: float = 0.0
-
-
-def along(score: Sequence[Tensor], v: Tensor) -> Slope | None:
-    """(4 s_k - s_2k) . v / 3 of the finest two levels that agree; None if no two do.
-
-    For a Gaussian whose variance is 1 / a times that of the noise, s_k is short of s by a share a, s_2k of s_k by
-    r = 3 a, and this by 4 a^2 = 4 r^2 / 9.
-    """
-    slopes = [(s * v).sum(1) for s in score]
-    if len(slopes) == 1:
-        return Slope(slopes[0])
-    for k, (near, far) in enumerate(pairwise(slopes)):
-        if agree(near, far):
-            apart = float((near - far).square().sum() / near.square().sum().clamp_min(torch.finfo(near.dtype).tiny))
-            return Slope((4.0 * near - far) / 3.0, k, 4.0 * apart / 9.0)
-    return None
-
-
-def agree(near: Tensor, far: Tensor) -> bool:
-    """Whether scores of two noise levels tell the same."""
-    return float((near - far).square().sum()) <= LEVELS_AGREE**2 * float(near.square().sum())
 
 
 class _Flow:
@@ -378,3 +358,118 @@ def tangents(z: Tensor, spread: Tensor, project: Map | None) -> Tangents:
 def _slope(factor: Map, z: Tensor, v: Tensor, h: float) -> Tensor:
     """grad g . v at z."""
     return (factor(z + h * v) - factor(z - h * v)) / (2.0 * h)
+
+
+def by_score(evidence: Evidence) -> Iterator[Check]:
+    """Whether Stein's identity holds, and whether the score is the gradient of the potential.
+
+    Where it is not, and moves that use the potential alone leave the samples as they are (``second_kind`` of ``HMC``),
+    these follow the potential: that is worth a note, and Stein's identity says nothing.
+    """
+    told, agreement = list[Check](), Check()
+    try:
+        told.extend(stein(evidence))
+    except (NotAvailable, CasalError) as reason:
+        told.append(Check(missing=(f"the samples were not compared with the score: {reason}",)))
+    with suppress(NotAvailable, CasalError):
+        agreement = gradient(evidence)
+    if agreement.objection and evidence.last.get("second_detectable", math.inf) <= LARGEST_DETECTABLE:
+        said = agreement.says.partition(":")[0]
+        sentence = f"{said}; the samples follow the potential, by moves that use it alone"
+        told = [Check(figures=check.figures) for check in told]
+        agreement = Check(figures=agreement.figures, notes=(sentence,))
+    yield from (*told, agreement)
+
+
+def stein(evidence: Evidence) -> Iterator[Check]:
+    """Whether Stein's identity holds for the samples, by t-tests over ancestors, and within separate modes."""
+    problem, z, event = evidence.problem, evidence.z, tuple(evidence.z.shape[1:])
+    if evidence.constraint.convex and geometry.codimension(evidence.constraint, event) == evidence.flat.shape[1]:
+        yield Check(detectable=0.0)  # one point, where nothing can be wrong
+        return
+    yield Check(figures=dict.fromkeys(("stein_t", "stein_p", "stein_bias"), NOT_CHECKED))
+    if bool((evidence.flat == evidence.flat[:1]).all()):
+        raise NotAvailable("the samples are all equal")
+    if has_hidden_edge(evidence.constraint, z, evidence.mean):
+        raise NotAvailable("the set has an edge but gives no inequalities; write it with inequalities (casal.Implicit)")
+    parts = parts_of(evidence.constraint, event)
+    thin = parts is None or parts.surface is not None
+    index = evidence.affordable(1.0 if problem.table.static else 2.0, projections_needed(z[0].numel()) if thin else 0)
+    lineage, seen = evidence.lineage.some(index), view_of(evidence, index)
+    points, nearest, factor = seen.points, seen.shape.project, seen.shape.factor
+    found_at = scores_at(problem.take(evidence.index[index]), seen.latent(points), evidence.left)
+    score = [seen.pull(one).flatten(1) for one in found_at]
+    known = torch.stack([torch.isfinite(one).all(1) for one in score]).all(0)
+    if not bool(known.all()):
+        share = 1.0 - float(lineage.weights @ known.to(torch.float64))
+        yield Check(
+            share,
+            0.0,
+            f"the score is not a finite number at {100 * share:.2g} % of the samples: the density ends inside the set, "
+            "or a projection put them where it has no value",
+            "use a set on which the density is defined, or casal.sample(..., casal.HMC()), which moves inside it",
+            figures={"not_finite": share},
+        )
+        return
+
+    def project(y: Tensor) -> Tensor:
+        assert nearest is not None
+        problem.usage.add_projections(len(y))
+        return nearest(y.reshape(points.shape)).flatten(1)
+
+    edge = None if factor is None else lambda y: factor(y.reshape(points.shape))
+    terms = partial(stein_terms, points.flatten(1), score, lineage, None if nearest is None else project)
+    tests = terms(edge)
+    if not tests:
+        raise NotAvailable(_not_known(problem.table.static))
+    modes = modes_of(evidence)
+    apart = list[SteinTerms]()
+    if modes.number > 1 and seen.same:
+        modes = modes._replace(label=modes.label[index])
+        walls = modes.walls
+        both = walls if edge is None else lambda y: torch.minimum(edge(y), walls(y))
+        apart = terms(both, modes.centres[modes.label])
+    every, tests = len(tests), [*tests, *apart]
+    found = [zero_test(test.lineage, test.values) for test in tests]
+    count = sum(test.values.shape[1] for test in tests)
+    p, t = torch.cat([one.p for one in found]) * count, torch.cat([one.t for one in found])
+    bias = torch.cat([one.mean.abs() * test.scale for one, test in zip(found, tests, strict=True)])
+    told = (p < REJECT) & (bias > SMALL_BIAS)
+    worst = int(torch.where(told, p, torch.inf).argmin()) if bool(told.any()) else int(p.argmin())
+    figures = {
+        "stein_t": float(t[worst]),
+        "stein_p": min(1.0, float(p[worst])),
+        "stein_bias": float(bias[worst].clamp_max(LARGEST_BIAS)),
+    }
+    needed = student_quantile(REJECT / count, lineage.effective - 1.0) + FOUND
+    least, within = (
+        needed * float((found[k].error * tests[k].scale)[:2].min()) if k < len(tests) else math.inf  # along two axes
+        for k in (0, every)
+    )
+    if bool(told.any()):
+        refuse_wrong_network(problem, tests[0].levels, evidence.left)
+    model = (
+        "" if problem.table.static else ", or check the model's score at small noise (casal.diagnostics.calibration)"
+    )
+    ladder = evidence.rho is not None and not evidence.last.get("corrected", 0.0) > 0.0
+    yield Check(
+        figures["stein_bias"] if bool(told.any()) else 0.0,
+        SMALL_BIAS,
+        f"the samples do not follow the score (Stein's identity fails by {figures['stein_t']:.1f} standard errors, "
+        f"p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard deviations)",
+        f"{evidence.more_steps()}{f'; or {evidence.closer()}' if ladder else ''}{model}",
+        detectable=least,
+        within=within,
+        figures=figures,
+    )
+
+
+def _not_known(static: bool) -> str:
+    """Why no direction could be tested."""
+    if static:
+        return "the samples do not vary"
+    return (
+        "the model's scores at neighbouring noise levels differ by more than 20 % along every direction, so its score "
+        "without noise is not known; casal.calibrate(target, family, method, n=64) checks the method on this model, "
+        "at the price of three such runs"
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, geometry
 from casal.decoders import Decoder
-from casal.diagnostics.fidelity import SHARE_OF_EVALUATIONS
+from casal.diagnostics.check import SHARE_OF_EVALUATIONS
 from casal.diagnostics.model_score import own_samples
 from casal.methods import Problem
 from casal.targets import Target

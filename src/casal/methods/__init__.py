@@ -27,13 +27,12 @@ from casal.methods.baselines import (
     noise_levels,
 )
 from casal.methods.casal import CASAL
-from casal.methods.chain_memory import Memory, centred, chain_findings, memory
+from casal.methods.chain_memory import Memory, centred, memory
 from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.matheron import Matheron
 from casal.methods.matheron_inside import MatheronInside
-from casal.methods.mode_weights import growing_share
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
 from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick
@@ -109,7 +108,6 @@ __all__ = [
     "Usage",
     "WeightedCASAL",
     "centred",
-    "chain_findings",
     "choose",
     "data_floor",
     "effective_ancestors",
@@ -117,7 +115,6 @@ __all__ = [
     "few_chains",
     "gaussian",
     "generator_of",
-    "growing_share",
     "inside",
     "key",
     "lift",

@@ -14,7 +14,6 @@ of a few chains before and after it have mean zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -170,46 +169,6 @@ def second_kind(
 
 OFTEN = 1.645
 """Standard normal quantile of 95 %."""
-
-READ = ("r_hat", "r_hat_edge", "second_t", "second_edge", "second_shift", "second_detectable", "infinite", "weighed")
-"""Names of the trace that are read below."""
-
-
-class ChainFindings(NamedTuple):
-    """Figures of a run, objections, notes, and the error of a mean that the second kind of move would have found."""
-
-    figures: dict[str, float]
-    objections: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    detectable: float = math.inf
-
-
-def chain_findings(trace: Mapping[str, Tensor]) -> ChainFindings:
-    """What R-hat, the second kind of move, and the walls say."""
-    last = {name: float(values[-1]) for name, values in trace.items() if name in READ}
-    figures: dict[str, float] = {name: value for name, value in last.items() if name in ("r_hat", "second_t")}
-    objections, notes = list[str](), list[str]()
-    if "r_hat" in last and last["r_hat"] > last["r_hat_edge"] + ALLOWED_R_HAT:
-        apart = f"R-hat {last['r_hat']:.2f}, by chance at most {last['r_hat_edge']:.2f}"
-        if last.get("weighed") == 1.0:  # as for memory: chains follow p since the second pass, however slow they are
-            notes.append(f"the chains move slowly ({apart}); their weights come from the second pass")
-        else:
-            objections.append(
-                f"the chains do not agree with each other ({apart}): they stay in their modes, or move too slowly; use "
-                "more steps"
-            )
-    if last.get("second_t", 0.0) > last.get("second_edge", math.inf) and last["second_shift"] > SECOND_SHIFT:
-        objections.append(
-            f"moves of a second kind shift the samples by {last['second_shift']:.2g} standard deviations "
-            f"({last['second_t']:.1f} standard errors, {last['second_edge']:.1f} by chance): potential and gradient do "
-            "not belong to each other, or the chains have not come to rest; use more steps, or casal.energy"
-        )
-    if last.get("infinite", 0.0) > 0.0:
-        objections.append(
-            f"the density is infinite at a wall of the set (like distance^-{last['infinite']:.2g}), where steps along "
-            "the gradient fail; give the potential (casal.energy, or potential=), and slices are taken"
-        )
-    return ChainFindings(figures, tuple(objections), tuple(notes), last.get("second_detectable", math.inf))
 
 
 def centred(z: Tensor, labels: Tensor | None) -> Tensor:

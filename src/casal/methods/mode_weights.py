@@ -33,7 +33,6 @@ from torch import Tensor
 from casal.constraints import log_interval_mass, truncated_normal
 from casal.linalg import log_gram
 from casal.methods.inside_chains import Space
-from casal.methods.metric import DENSE
 from casal.methods.population import effective_size, normalised
 from casal.methods.problem import Problem
 from casal.methods.scales import shrunk
@@ -152,26 +151,6 @@ def clusters(y: Tensor, generator: torch.Generator, bent: Callable[[Tensor], boo
         label[own[upper]] = count
         todo, count = [*todo[1:], todo[0], count], count + 1
     return label
-
-
-def growing_share(then: Tensor, between: Tensor, now: Tensor) -> tuple[float, float] | None:
-    """The share of a cluster of chains (n, r) then and now, if more enter it than leave it: a mode fills up.
-
-    Chains that were on their way then, and have come to rest in between, are no objection.
-    """
-    if now.shape[1] > DENSE:
-        return None
-    label = clusters(torch.cat([then, between, now]), torch.Generator(now.device).manual_seed(4248))
-    for k in label.unique().tolist():
-        first, middle, last = (part == k for part in label.chunk(3))
-        if _growth(first, last) > GROWING and _growth(middle, last) > STILL:
-            return float(first.to(now).mean()), float(last.to(now).mean())
-    return None
-
-
-def _growth(before: Tensor, after: Tensor) -> float:
-    """Chains that entered minus those that left, in standard errors."""
-    return (float(after.sum()) - float(before.sum())) / math.sqrt(max(float((before != after).sum()), 1.0))
 
 
 def _cut(y: Tensor, generator: torch.Generator, *, always: bool) -> Tensor | None:
