@@ -44,8 +44,9 @@ BUDGET = {
     ),  # the reduction of flat sets came from the methods, as explain() tells its dimension; structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=14, code=2038, constants=90, imports=7
-    ),  # check.py and ladder.py: what a check is, and those of ladders, were in one file of 1273 lines; what chains say
+        files=15, code=2186, constants=94, imports=8
+    ),  # renoised: no check had the power to object on networks given equations
+    # check.py and ladder.py: what a check is, and those of ladders, were in one file of 1273 lines; what chains say
     # of themselves came from the methods; peaks asks the density in the set alone
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
@@ -62,7 +63,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38672
+LINES = 38952
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics.renoised import Group, Renoised, columns_at, price_of, spaced
+from casal.diagnostics.renoised import Group, Renoised, found_again, price_of, spaced
 
 D, M, N = 24, 3, 64
 F64 = torch.float64
@@ -43,7 +43,7 @@ def look(x: Tensor, free: Tensor, s: float, seed: int = 5, finest: float = 0.0) 
     _cov, A, b, _gain = model()
     kind = torch.zeros(len(x), dtype=torch.long)
     groups = Group(x, b.expand(len(x), -1), kind), Group(free, free @ A.T, kind[: len(free)])
-    return columns_at(ask, *groups, A, s, finest, torch.Generator().manual_seed(seed))
+    return found_again(ask, *groups, A, s, finest, torch.Generator().manual_seed(seed))
 
 
 def largest(found: Renoised) -> float:
@@ -90,7 +90,7 @@ def test_errors_that_samples_of_one_value_share_are_measured_at_the_models_own()
     assert float((exact.local[:8] / exact.free[:, :8].std(0)).max()) < 0.8  # directions are not those of the model
     A = model()[1]
     own = Group(free, free @ A.T, torch.zeros(N, dtype=torch.long))
-    apart = columns_at(ask, own, own, A, 0.5, 0.0, torch.Generator().manual_seed(0))
+    apart = found_again(ask, own, own, A, 0.5, 0.0, torch.Generator().manual_seed(0))
     assert not bool(apart.local.any())  # chains with values of their own share nothing
     assert apart.finds(6.0, 2) == pytest.approx(6.0 * math.sqrt(2.0 / N) / apart.follows)
     assert exact.finds(6.0, 1) > 6.0 / math.sqrt(N) / exact.follows

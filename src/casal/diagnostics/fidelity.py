@@ -30,7 +30,7 @@ from casal.diagnostics.ladder import (
 )
 from casal.diagnostics.modes import jump
 from casal.diagnostics.peaks import peaks
-from casal.diagnostics.stein import by_score
+from casal.diagnostics.renoised import by_model
 from casal.errors import CasalError
 from casal.methods.population import advice, population
 
@@ -138,7 +138,7 @@ CHECKS = (
     Look("how weights and ancestors fared along the run", degenerate),
     Look("how many independent chains the samples are worth", genealogy),
     Look("the bias of a coupling that ends at a finite value", slack),
-    Look("samples against the score, and the score against the potential", by_score, True),
+    Look("samples against the network under noise, or the score, and the score against the potential", by_model, True),
     Look("whether a start that is remembered follows the score", unforgotten, True),
     Look("how far the last projection moved samples, by the model", displacement, True),
     Look("samples around peaks of the density against their mass", peaks, True),

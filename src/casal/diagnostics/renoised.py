@@ -10,10 +10,9 @@ in proportion to y. Noise is used with both signs: its own part of u cancels, an
 
 Columns of numbers, one for each sample, have mean zero: positions of u along its widest directions, and products of u
 and y, summed over the two widest directions, the next ones and all others. An error of the network is no error of the
-samples. Where it is not exact, samples f of the model alone show it: with A f in place of b,
-u is (I - K A) (f - D(f + s w)). So a column then objects only if it differs both from zero and from theirs. What their
-positions vary by beside what the place explains is an error that is made in one place and not in another: samples with
-equal values share it.
+samples. Where it is not exact, samples f of the model alone show it: with A f in place of b, u is (I - K A) (f - D(f +
+s w)). So a column then objects only if it differs both from zero and from theirs. What their positions vary by, beside
+what the place explains, is an error that is made in one place and not in another: samples with equal values share it.
 
 K is shared by the chains of a kind (mode): A S A^T is averaged over some of them, and eigenvalues below its
 antisymmetric part, which is error, are raised.
@@ -31,18 +30,19 @@ from torch import Tensor
 
 from casal.diagnostics.check import FEWEST_TESTED, FOUND, REJECT, Check, Evidence, zero_test
 from casal.diagnostics.model_score import finest
+from casal.diagnostics.stein import by_score
 from casal.methods.affine_modes import STEP, Ask, solve
 from casal.methods.coupling import has_edge
 from casal.methods.equations import equations_of
 from casal.methods.matheron import FIRST, SYMMETRIC, denoised_rows
 from casal.methods.population import Lineage, student_quantile
 
+MOST_LEVELS = 3
+"""Noise levels, at most."""
+
 POSITIONS, WIDE = 8, (2, 8)
 """Directions of u at a level along which positions are compared, and over which products are summed: up to the second,
 from there to the eighth, and all others."""
-
-MOST_NOISE_LEVELS = 3
-"""Noise levels, at most, at which samples are found again."""
 
 FAR = 2.5
 """Standard deviations at which the position of y in a product is cut off: E[u g(y)] = 0 for bounded g as well, and a
@@ -94,8 +94,8 @@ def price_of(count: int, kinds: Tensor) -> int:
     return 4 * len(kinds) + sum(max(count, int(size)) for size in torch.bincount(kinds) if size)
 
 
-def columns_at(
-    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, finest: float, generator: torch.Generator
+def found_again(
+    ask: Ask, samples: Group, free: Group, matrix: Tensor, s: float, unknown: float, generator: torch.Generator
 ) -> Renoised:
     """The columns of one level.
 
@@ -105,7 +105,7 @@ def columns_at(
         free: Samples of the model.
         matrix: A, orthonormal rows (m, d).
         s: The noise level.
-        finest: tr S at the last level of the table: what the model does not know of a sample.
+        unknown: tr S at the last level of the table: what the model does not know of a sample.
         generator: Of the noise.
     """
     gains, left, images = dict[int, Tensor](), list[list[tuple[Tensor, Tensor]]](), list[Tensor]()
@@ -134,7 +134,7 @@ def columns_at(
     names = tuple(f"position along direction {k + 1}" for k in range(len(axes)))
     names += ("width along the widest directions", "width along wide directions", "width along the others")
     allowed, local = torch.zeros_like(columns[0][:2])
-    allowed[-1] = finest
+    allowed[-1] = unknown
     if len(samples.values.unique(dim=0)) < len(samples.values):
         local[: len(axes)] = _unexplained(columns[1][:, : len(axes)], there)
     return Renoised(s, names, columns[0], columns[1], allowed, local, follows)
@@ -182,24 +182,29 @@ def spaced(first: float, last: float, count: int) -> list[float]:
     return [last * math.exp((k + 0.5) / count * math.log(first / last)) for k in range(count)]
 
 
-def found_again(evidence: Evidence) -> Iterator[Check]:
+def by_model(evidence: Evidence) -> Iterator[Check]:
+    """Whether the network finds the samples again; where that is not known, whether they follow the score."""
+    told = list(renoised(evidence))
+    yield from told or by_score(evidence)
+
+
+def renoised(evidence: Evidence) -> Iterator[Check]:
     """Whether the network, told the equations, finds the samples again under noise.
 
-    For chains that keep the samples of the model which they started from (``Matheron``), on linear equations; nothing
-    is said of others.
+    For chains that keep the samples of the model which they started from (``Matheron``), on linear equations.
     """
-    problem, state, n, seen = evidence.problem, evidence.run.state, len(evidence.run.samples), evidence.last
+    problem, state, seen, n = evidence.problem, evidence.run.state, evidence.last, len(evidence.run.samples)
     if not {"first level", "asymmetry"} <= seen.keys() or problem.target.condition or n < FEWEST_TESTED:
         return
-    equations, kinds = equations_of(problem), state.kind.unique()
-    if equations.curved or not equations.count or has_edge(problem):
+    found, kinds = equations_of(problem), state.kind.unique()
+    if found.curved or not found.count or has_edge(problem):
         return
     x = (evidence.run.samples if problem.identity else state.x).flatten(1).to(torch.float64)
     free = state.free.flatten(1).to(torch.float64)
     home = torch.where(torch.isin(state.home, kinds), state.home, state.kind.mode().values)
-    groups = Group(x, equations.level.expand(n, -1), state.kind), Group(free, equations.times(free), home)
-    price = price_of(equations.count, state.kind)
-    count = int(min(MOST_NOISE_LEVELS, evidence.left // price))
+    groups = Group(x, found.level.expand(n, -1), state.kind), Group(free, found.times(free), home)
+    price = price_of(found.count, state.kind)
+    count = int(min(MOST_LEVELS, evidence.left // price))
     if count < 1:
         share = math.ceil(100.0 * price / (evidence.evaluations * n) + 1.0) / 100.0
         call = f"casal.sample(..., check={share:g}), at most {100 * share:.0f} % more model calls"
@@ -208,36 +213,34 @@ def found_again(evidence: Evidence) -> Iterator[Check]:
     last, stream, ask = finest(problem), torch.Generator(x.device).manual_seed(4251), partial(denoised_rows, problem)
     unknown = float(state.error.flatten(1).to(torch.float64).square().sum(1).mean())
     levels = [
-        columns_at(ask, *groups, equations.matrix, s, unknown, stream)
+        found_again(ask, *groups, found.matrix, s, unknown, stream)
         for s in spaced(max(last, seen["first level"] / FIRST), last, count)
     ]
-    names = [f"{name}, at noise {one.level:.2g}" for one in levels for name in one.names]
-    parts = zip(*((one.samples, one.free, one.allowed, one.local) for one in levels), strict=True)
-    own, other, allowed, local = (torch.cat(part, -1) for part in parts)
+    columns = zip(*((one.samples, one.free, one.allowed, one.local) for one in levels), strict=True)
+    own, other, allowed, local = (torch.cat(part, -1) for part in columns)
     everyone, twin = evidence.everyone, Lineage(torch.full((n,), 1.0 / n).to(x), torch.arange(n, device=x.device))
     tests = [zero_test(everyone, own, allowed)]
     if seen["asymmetry"] > SYMMETRIC:
         model = twin.mean(other)
-        tests = [
-            zero_test(everyone, own, allowed, local),
-            zero_test(everyone, own - model.value, allowed, torch.hypot(local, model.standard_error)),
-        ]
+        error = torch.hypot(local, model.standard_error)
+        tests = [zero_test(everyone, own, allowed, local), zero_test(everyone, own - model.value, allowed, error)]
     else:
         levels = [one._replace(local=torch.zeros_like(one.local)) for one in levels]
-    p = torch.stack([test.p for test in tests]).amax(0)
-    worst, chance = int(p.argmin()), min(1.0, float(p.min()) * len(p))
-    figures = {"found_again_p": chance, "found_again_t": min(float(test.t[worst]) for test in tests)}
-    figures |= {name: seen[name] for name in ("asymmetry", "mode_error") if name in seen}
-    needed = student_quantile(REJECT / len(p), everyone.effective - 1.0) + FOUND
+    p = torch.stack([test.p for test in tests]).amax(0) * own.shape[1]
+    worst = int(p.argmin())
+    t, chance = min(float(test.t[worst]) for test in tests), min(1.0, float(p[worst]))
+    name = [f"{name}, at noise {one.level:.2g}" for one in levels for name in one.names][worst]
+    needed = student_quantile(REJECT / own.shape[1], everyone.effective - 1.0) + FOUND
     least = min(one.finds(needed, len(tests)) for one in levels)
     yield Check(
-        REJECT / max(chance, 1e-300),
-        1.0,
+        t if chance < REJECT else 0.0,
+        0.0,
         "noised and denoised with the equations, the samples are not found again as those of the model are "
-        f"({names[worst]}, p = {chance:.1g})",
+        f"({name}, p = {chance:.1g})",
         "use more levels, or casal.calibrate(target, family, method, n=64), which says how far the method is off on "
         "this model",
-        detectable=least if len(kinds) == 1 else math.inf,
-        within=least,
-        figures=figures,
+        least if len(kinds) == 1 else math.inf,
+        least,
+        {"found_again_p": chance, "found_again_t": t, "asymmetry": seen["asymmetry"]}
+        | {name: seen[name] for name in ("mode_error",) if name in seen},
     )

@@ -59,7 +59,6 @@ from casal.diagnostics.check import (
 from casal.diagnostics.edges import has_hidden_edge, parts_of
 from casal.diagnostics.model_score import Slope, along, gradient, refuse_wrong_network, scores_at
 from casal.diagnostics.modes import modes_of
-from casal.diagnostics.renoised import found_again
 from casal.errors import CasalError
 from casal.methods.population import Lineage, student_quantile
 
@@ -367,9 +366,6 @@ def by_score(evidence: Evidence) -> Iterator[Check]:
     Where it is not, and moves that use the potential alone leave the samples as they are (``second_kind`` of ``HMC``),
     these follow the potential: that is worth a note, and Stein's identity says nothing.
     """
-    if again := list(found_again(evidence)):  # where a network is better asked so
-        yield from again
-        return
     told, agreement = list[Check](), Check()
     try:
         told.extend(stein(evidence))
