@@ -121,9 +121,11 @@ def try_out(target: Target, constraint: Constraint, method: Method[Any] | str, n
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        mover, start = HMC() if method == "auto" else method, probe
+        mover, start = HMC() if method == "auto" else method, [probe]
         if isinstance(mover, Method) and mover.adapts and target.table.static:
-            probe = start = mover.first_points(problem.replace(usage=Uncounted()).take(slice(0, count)), probe)
+            probe = mover.first_points(problem.replace(usage=Uncounted()).take(slice(0, count)), probe)
+            flat = problem.identity and inside.chains is None and inside.reduction(problem.latent) is not None
+            start = [] if flat else start  # its chains are never projected
         event = _check_problem(problem.replace(usage=Uncounted()), probe, start, n, options)
         clipped = clipped_units(target, constraint, options.decoder or Identity(), problem.latent)
         return Tried(problem, event, centred, offset, clipped)
@@ -294,7 +296,7 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_problem(problem: Problem, probe: Tensor, start: Tensor, n: int, options: Options) -> Event:
+def _check_problem(problem: Problem, probe: Tensor, starts: list[Tensor], n: int, options: Options) -> Event:
     """Try the potential, the score and the decoder on points where the chains will be, the projection on their starts.
 
     Returns:
@@ -313,8 +315,9 @@ def _check_problem(problem: Problem, probe: Tensor, start: Tensor, n: int, optio
         )
     problem.constraint.validate(tuple(decoded.shape[1:]))
     geometry.check_nonempty(problem.constraint, decoded)
-    start = _probed("the decoder", problem.decode, start)
-    _check_projection(problem.constraint.take(slice(0, len(probe))), start, options)
+    for start in starts:
+        onto = _probed("the decoder", problem.decode, start)
+        _check_projection(problem.constraint.take(slice(0, len(probe))), onto, options)
     if n > 1:
         _check_company(problem.replace(target=few.take(chains)), rows, score)
     return tuple(decoded.shape[1:])
