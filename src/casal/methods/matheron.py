@@ -195,7 +195,8 @@ class Matheron(Method[Any]):
     they share: nothing is resampled, and every chain may have its own value or set (``casal.PerChain``) and condition.
     The run takes the rows of the model's table for n free samples, then ``levels`` levels from 4 times the largest
     standard deviation that the network has, given a chain's condition (``spread``), down to the last level of the
-    table, or to the first one at which the network's score is mostly error (``CALIBRATED``); at the end the Euclidean projection, which moves the samples by less than the last level. A level takes
+    table, or to the first one at which the network's score is mostly error (``CALIBRATED``); at the end the Euclidean
+    projection, which moves the samples by less than the last level. A level takes
 
     - given m linear equations and n chains 2 evaluations a chain and those of the gain: 1 for m <= n, m / n above; 30
       levels of 16 equations and 64 chains 90 in all, after the free samples;
