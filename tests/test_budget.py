@@ -50,8 +50,8 @@ BUDGET = {
     # of themselves came from the methods; peaks asks the density in the set alone
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=27, code=5799, constants=216, imports=12
-    ),  # Matheron took the place of LookAhead and BoundedHMC; the moves of SplitGibbs are one file
+        files=27, code=5722, constants=221, imports=12
+    ),  # Matheron draws inside sets, weighs modes by lines of several directions, and ends where the score is error
     "sampling": Package(
         files=20, code=3277, constants=57, imports=12
     ),  # calibrate; a share of evaluations for checks; runs of copies stop; densities that are asked in the set alone;
