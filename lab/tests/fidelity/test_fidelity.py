@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from casal.diagnostics.fidelity import LEAST_KEPT
+from casal.diagnostics.ladder import LEAST_KEPT
 from casal_lab.experiment import MET, PARTLY_MET, Outcome
 from casal_lab.fidelity import EXPERIMENT
 from casal_lab.fidelity.runs import OUTSIDE, Record, _bias, _found_out, _most_missed, ways

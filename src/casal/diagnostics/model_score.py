@@ -33,10 +33,10 @@ them. An exact model of data ten times coarser than the first of them differs by
 FEWEST_OWN, MOST_OWN = 32, 256
 """Samples of the model that are drawn for it."""
 
-PAIRS, COARSE, FINE = 64, 12, 97
+PAIRS, COARSE, FINE = 64, 12, (97, 48)
 """Pairs of samples, at most, between which the potential is compared with the integral of the score, by
-Gauss's rule with so many points; and with so many where they differ. A prime number: two rules with few points may be
-wrong by the same amount where modes are narrow."""
+Gauss's rule with so many points; and the two rules where they differ, which have to agree: where modes are narrow, any
+rule may be wrong."""
 
 GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.03
 """Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
@@ -181,11 +181,12 @@ def gradient(evidence: Evidence) -> Check:
     gap = other - height - _rise(here, z, y, COARSE)
     off = ~(gap.abs() <= allowed)
     some = torch.nonzero(off).flatten()
-    if len(some) * FINE > evidence.left:
+    if len(some) * sum(FINE) > evidence.left:
         return Check()
     if len(some):  # a rule that is too coarse improves with its points
-        finer = (other - height)[some] - _rise(here.take(some), z[some], y[some], FINE)
-        off[some] = ~(finer.abs() <= torch.maximum(allowed[some], gap[some].abs() / 2))
+        finer, again = ((other - height)[some] - _rise(here.take(some), z[some], y[some], points) for points in FINE)
+        doubt = torch.maximum(gap[some].abs() / 2, 2.0 * (finer - again).abs())
+        off[some] = ~(finer.abs() <= torch.maximum(allowed[some], doubt))
     share = float(off.to(torch.float64).mean())
     most = float(gap[off].abs().max()) if bool(off.any()) else 0.0
     return Check(
