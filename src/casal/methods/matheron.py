@@ -341,7 +341,7 @@ class Matheron(Method[Any]):
     def promises(self, problem: Problem, control: Control) -> bool:
         """Modes that were found to be Gaussian, and a draw inside all of the set: where the measured figures hold.
 
-        On curved equations one mode. With several, a mode that the search for modes missed was lost in 1 of 6 runs.
+        On curved equations one mode. With several, a mode of which 256 free samples show less than five may be lost.
         """
         region = self._region(problem)
         several = bool(region.found.curved) and control.modes != 1
