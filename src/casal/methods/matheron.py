@@ -349,8 +349,8 @@ class Matheron(Method[Any]):
         """Modes that were found to be Gaussian, and a draw inside all of the set: where the measured figures hold.
 
         Of a network that is not exact no modes are looked for: on linear equations what is wrong is found by the check
-        of ``diagnostics/renoised.py``. On curved equations one mode: with several, a mode that the search for modes
-        missed was lost in 1 of 6 runs.
+        of ``diagnostics/renoised.py``. On curved equations one mode. With several, a mode of which 256 free samples show
+        less than five may be lost.
         """
         region = self._region(problem)
         curved, edge = bool(region.found.curved), has_edge(problem)
