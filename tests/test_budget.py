@@ -44,7 +44,7 @@ BUDGET = {
     ),  # the reduction of flat sets came from the methods, as explain() tells its dimension; structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=14, code=2038, constants=90, imports=7
+        files=14, code=2039, constants=90, imports=7
     ),  # check.py and ladder.py: what a check is, and those of ladders, were in one file of 1273 lines; what chains say
     # of themselves came from the methods; peaks asks the density in the set alone
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
@@ -62,7 +62,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38672
+LINES = 38673
 """Of all files together, everything counted."""
 
 METHODS = {
