@@ -349,8 +349,8 @@ class Matheron(Method[Any]):
         """Modes that were found to be Gaussian, and a draw inside all of the set: where the measured figures hold.
 
         Of a network that is not exact no modes are looked for: on linear equations what is wrong is found by the check
-        of ``diagnostics/renoised.py``. On curved equations one mode. With several, a mode of which 256 free samples show
-        less than five may be lost.
+        of ``diagnostics/renoised.py``. On curved equations one mode. With several, a mode of which 256 free samples
+        show less than five may be lost.
         """
         region = self._region(problem)
         curved, edge = bool(region.found.curved), has_edge(problem)

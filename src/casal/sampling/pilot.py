@@ -136,12 +136,12 @@ def run_pilot(problem: Problem, x: Tensor, chains: Tensor, tune: Tuning | None, 
         before, root = root, model.scaled(state.x, root, tau.sqrt(), widest)
         tau = tau * (2 * (before.log() - root.log()).mean()).exp()
     surface = _surface(problem, chains, tuple(x.shape[1:]))
-    bend = None if surface is None else _bend(model, surface, state.x, root, tau.sqrt())
+    bend = None if surface is None else _bend(model, surface, state, root, tau.sqrt())
     points = torch.cat([x, state.x] + ([] if bend is None else [bend.points]))
     seen = model.largest_curvature(points, root, tau.sqrt().repeat(len(points) // len(x))).split(len(x))
-    first, free, along = _typical(seen[0]), max(map(_typical, seen[1:])), 0.0
+    first, free, along = _typical(seen[0]), _typical(seen[1]), 0.0
     if bend is not None:
-        along = _typical(seen[2] + bend.pull)
+        free, along = max(free, _typical(seen[2], bend.weight)), _typical(seen[2] + bend.pull, bend.weight)
         free = free if free > FLAT * along else along
     size = STEP / free if free > 0 else float(tau.median())
     least = STEP / max(STEP / size, along, 0.0 if bend is None else STEP / BEND * bend.size)
@@ -257,11 +257,13 @@ class _Bend(NamedTuple):
         points: z, in the dtype of the chains.
         pull: grad f . a, (m,), by which f is more curved along the set than H says; at least 0.
         size: The typical |a|^2 in units of D.
+        weight: p there over p at the chains, evened out: points where p is small do not limit a step.
     """
 
     points: Tensor
     pull: Tensor
     size: float
+    weight: Tensor
 
 
 def _surface(problem: Problem, chains: Tensor, event: tuple[int, ...]) -> Constraint | None:
@@ -272,8 +274,9 @@ def _surface(problem: Problem, chains: Tensor, event: tuple[int, ...]) -> Constr
     return whole if whole.in_pieces else geometry.parts(whole, event).surface
 
 
-def _bend(model: _Model, surface: Constraint, x: Tensor, root: Tensor, length: Tensor) -> _Bend:
+def _bend(model: _Model, surface: Constraint, state: _State, root: Tensor, length: Tensor) -> _Bend:
     """By first and second differences of the projection along random directions; nothing where they meet an edge."""
+    x = state.x
     wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))
     step = SET_STEP * _along(length, x).to(torch.float64)
 
@@ -289,9 +292,11 @@ def _bend(model: _Model, surface: Constraint, x: Tensor, root: Tensor, length: T
     smooth = _products(gap, gap) < SMOOTH**2 * _products(scaled, scaled)  # at an edge twice is half of away
     moved = _products(along, along).clamp_min(torch.finfo(torch.float64).tiny)
     points = z.to(x.dtype)
-    pull = torch.where(smooth, -_products(model.score(points), away) / moved, 0.0).nan_to_num(0.0).clamp_min(0.0)
+    score = model.score(points)
+    pull = torch.where(smooth, -_products(score, away) / moved, 0.0).nan_to_num(0.0).clamp_min(0.0)
     bent = torch.where(smooth, _products(scaled, scaled) / moved.square() * moved.mean(), 0.0)
-    return _Bend(points, pull.to(x.dtype), float(bent.nan_to_num(0.0).median()))
+    weight = _even_weights(_products(score + state.score, z - state.x) / 2)  # log p(z) - log p(x), by the trapezoid
+    return _Bend(points, pull.to(x.dtype), float(bent.nan_to_num(0.0).median()), weight)
 
 
 def _pushed_apart(state: _State) -> bool:
@@ -333,10 +338,24 @@ def _spread(x: Tensor) -> float:
     return float(x.std(0, unbiased=False).square().mean().sqrt()) or float(x.square().mean().sqrt()) or 1.0
 
 
-def _typical(curvature: Tensor) -> float:
+def _typical(curvature: Tensor, weight: Tensor | None = None) -> float:
     """What nine chains in ten see at most; or a quarter of what the worst see, so that none is unstable."""
-    values = curvature.to(torch.float64)
-    return max(float(values.quantile(0.9)), float(values.quantile(0.99)) / 4)
+    values, order = curvature.to(torch.float64).sort()
+    share = (torch.ones_like(values) if weight is None else weight[order]).cumsum(0)
+    at = torch.searchsorted(share / share[-1], share.new_tensor([0.9, 0.99])).clamp_max(len(values) - 1)
+    high, highest = values[at].tolist()
+    return max(high, highest / 4)
+
+
+def _even_weights(log_weight: Tensor) -> Tensor:
+    """Weights that sum to one, their logarithms halved until they are worth at least a tenth of the chains."""
+    log_weight = log_weight.nan_to_num(nan=-math.inf, posinf=-math.inf)
+    log_weight = log_weight.clamp_min(float(log_weight.max()) - 700.0)
+    while True:
+        weight = torch.softmax(log_weight, 0)
+        if 10.0 / float(weight.square().sum()) >= len(weight):
+            return weight
+        log_weight = log_weight / 2
 
 
 def _trimmed_mean(values: Tensor) -> Tensor:
