@@ -62,7 +62,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38671
+LINES = 38672
 """Of all files together, everything counted."""
 
 METHODS = {
