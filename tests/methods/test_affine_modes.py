@@ -107,6 +107,21 @@ def test_one_gaussian_is_one_mode_and_a_curved_model_is_none() -> None:
     assert none is None
 
 
+def test_modes_that_overlap_are_not_one_gaussian_at_small_noise() -> None:
+    """D(x) is nearly x there, for every model: affine models agree if they do in units of s^2 times the score."""
+    bed = Mixture()
+    bed.means = [torch.zeros(D, dtype=F64), torch.zeros(D, dtype=F64)]
+    bed.means[0][:2], bed.means[1][:2] = 0.45, -0.45
+    bed.covs = [torch.diag(torch.linspace(0.3, 0.6, D, dtype=F64).square())] * 2
+    free = bed.draw(256, torch.Generator().manual_seed(4))
+    found, _seen = affine_modes.find(bed.denoise, free, levels(free), torch.Generator().manual_seed(0))
+    assert found is None or found.kinds > 1
+    bed.means[1] = bed.means[0]
+    free = bed.draw(256, torch.Generator().manual_seed(4))
+    found, _seen = affine_modes.find(bed.denoise, free, levels(free), torch.Generator().manual_seed(0))
+    assert found is not None and found.kinds == 1
+
+
 @pytest.mark.statistical
 def test_chains_have_the_weights_of_their_modes() -> None:
     """Each chain has the values of a draw of its own: then x is a draw of the model again, and so is its mode."""

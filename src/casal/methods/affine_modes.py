@@ -251,7 +251,8 @@ def find(ask: Ask, free: Tensor, levels: list[float], stream: torch.Generator) -
     """The clusters: at every level the partition with most of them, then the one that returns at the next level."""
     seen, parts = [look(ask, free, s, stream) for s in levels], list[Clusters | None]()
     for level in seen:
-        rms, least = math.sqrt(2) * float(_scatter(level.models)), 1e-3 * float(_scatter(level.clean))
+        rms = math.sqrt(2) * float(_scatter(level.models))
+        least = 1e-3 * float((level.models - level.at.flatten()).square().sum(1).mean().sqrt())  # s^2 times the score
         every = [Clusters(*joined(level.distance, max(radius * rms, least)), level) for radius in RADII]
         tight = [one for one in every if float(one.core.to(torch.float64).mean()) >= SHARE]
         parts.append(max(tight, key=lambda one: one.kinds, default=None))
