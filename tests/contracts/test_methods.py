@@ -140,7 +140,7 @@ CASES: list[MethodCase] = [
             meets=True,
             scheduled=True,
             on="diffusion",
-            meeting=frozenset({"exchange_step", "first level", "last level", "sigma"}),
+            meeting=frozenset({"asymmetry", "exchange_step", "first level", "last level", "sigma"}),
         )
         for gain in ("auto", "cg")
     ),

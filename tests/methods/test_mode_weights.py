@@ -247,13 +247,18 @@ def on_circles() -> tuple[Density, Density, casal.Constraint, float]:
 
 @pytest.mark.statistical
 def test_components_of_a_set_and_power() -> None:
-    """Starting points on both circles, nine of ten on the first: without weights these shares stay."""
+    """Starting points on both circles, nine of ten on the first: without weights these shares stay.
+
+    The second pass declines in six of sixteen runs; then the result is not trusted.
+    """
     f, share, circles, weight = on_circles()
     angle = 2.0 * math.pi * torch.rand(CHAINS, generator=generator(0), dtype=F)
     start = torch.stack([torch.cos(angle) - 1.5, torch.sin(angle)], 1)
     start[::10] = torch.tensor([1.0, 0.0], dtype=F) + 0.4 * (start[::10] + torch.tensor([1.5, 0.0], dtype=F))
-    found = found_weight(f, share, circles, start, steps=150, check=False)
-    assert float(found[2].trace["weighed"][-1]) == 1.0 and right(found, weight)
+    runs = [found_weight(f, share, circles, start, steps=150, seed=seed) for seed in (20, 21, 22)]
+    weighed = [found for found in runs if found[2].trace.get("weighed", torch.zeros(1))[-1] == 1.0]
+    assert weighed and all(right(found, weight) for found in weighed)
+    assert all(right(found, weight) or found[2].fidelity.verdict != "trusted" for found in runs)
     free = found_weight(f, share, circles, start, steps=100, method=HMC(temper=False), check=False)
     assert not right(free, weight)
 

@@ -59,14 +59,14 @@ def test_what_autograd_cannot_see_through_has_none() -> None:
 
 
 @pytest.mark.parametrize(("skew", "exact"), [(0.0, True), (0.5, False)])
-def test_auto_weighs_no_modes_through_a_derivative_that_is_no_covariance(skew: float, exact: bool) -> None:
-    """One curved equation: modes are weighed on exact networks, and on no others."""
+def test_auto_draws_inside_no_set_through_a_derivative_that_is_no_covariance(skew: float, exact: bool) -> None:
+    """One curved equation: x0 is drawn inside the set on exact networks, and on no others."""
     first = casal.Run(callback=lambda view: True)  # one step is enough to see what was chosen
     with pytest.warns(CasalWarning, match="interrupted"):
         result = casal.sample(model(skew), casal.Sphere(4.0), "auto", 128, check=False, run=first)
     assert result.provenance["method"] == "Matheron" and bool(result.certificate.feasible.all())
     assert ("the network is not exact" in result.provenance["choice"]) != exact
-    assert ("modes=False" in result.provenance["settings"]) != exact
+    assert ("flows=0" in result.provenance["settings"]) != exact
     assert (found(model(skew)) > SYMMETRIC) != exact
 
 

@@ -122,6 +122,7 @@ def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkey
     """No temporary of a step or of the certificates is as large as the run."""
     size, chains = 8, 64
     monkeypatch.setattr("casal.methods.problem.NUMBERS_AT_ONCE", chains * size)
+    monkeypatch.setattr("casal.diagnostics.check.MOST_SAMPLES", chains)
     n = 40 * chains
     target = casal.langevin(lambda x: x, steps=6, step_size=0.01, init=casal.GaussianStart(size))
     with Largest() as seen:
@@ -154,6 +155,7 @@ def test_an_exchange_works_on_some_chains_at_a_time(monkeypatch: pytest.MonkeyPa
     target = casal.langevin(lambda x: x, steps=6, step_size=0.01, init=casal.GaussianStart(size))
     whole = casal.sample(target, casal.Sphere(2.0), WeightedCASAL(20.0), n, run=how)
     monkeypatch.setattr("casal.methods.problem.NUMBERS_AT_ONCE", chains * size)
+    monkeypatch.setattr("casal.diagnostics.check.MOST_SAMPLES", chains)
     with Largest() as seen:
         parts = casal.sample(target, casal.Sphere(2.0), WeightedCASAL(20.0), n, run=how)
     assert torch.equal(parts.samples, whole.samples)

@@ -331,7 +331,8 @@ def _solved(lp: Any, cost: Tensor, **given: Any) -> Any:
     options = {"primal_feasibility_tolerance": LP_TOLERANCE, "dual_feasibility_tolerance": LP_TOLERANCE}
     found = lp(cost.numpy(), method="highs", options=options, **given)
     if found.status == 2:
-        raise InfeasibleSet("the flat sides of the set have no common point")
+        size = max(float(abs(given[name]).max()) for name in ("b_ub", "b_eq") if len(given.get(name, ())))
+        raise InfeasibleSet(f"the flat sides of the set have no common point (levels up to {size:.3g})")
     if found.x is None:
         raise SettingError(f"the linear programme of the set was not solved: {found.message}")
     return found

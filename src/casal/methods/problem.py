@@ -348,9 +348,9 @@ NUMBERS_AT_ONCE = 1 << 22
 """Numbers that are looked at together where all chains of a run are looked at."""
 
 
-def few_chains(*parts: Tensor, numbers: int = NUMBERS_AT_ONCE) -> Iterator[slice]:
-    """Slices of dim 0, so that what is made on the way stays small beside a million chains."""
-    chains = max(1, numbers // max(1, *(part.shape[1:].numel() for part in parts)))
+def few_chains(*parts: Tensor, share: int = 1) -> Iterator[slice]:
+    """Slices of dim 0, so that what is made on the way stays small beside a million chains; or a share of these."""
+    chains = max(1, NUMBERS_AT_ONCE // share // max(1, *(part.shape[1:].numel() for part in parts)))
     return (slice(start, start + chains) for start in range(0, len(parts[0]), chains))
 
 

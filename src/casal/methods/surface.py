@@ -65,7 +65,9 @@ class Frame(NamedTuple):
 
     def inverse(self) -> Tensor:
         """(J J^T)^-1, (n, m, m)."""
-        return 1.0 / self.root.square() if self.root.shape[1] == 1 else torch.cholesky_inverse(self.root)
+        if self.root.shape[1] == 1:
+            return 1.0 / self.root.square()
+        return torch.cholesky_solve(torch.eye(self.root.shape[1]).to(self.root), self.root)
 
     def across(self, m: Tensor) -> Tensor:
         """J^T m, (n, r)."""

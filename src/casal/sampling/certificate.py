@@ -104,7 +104,7 @@ def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tole
         units: Likewise.
     """
     measure, event = Measure.of(tol, units), tuple(samples.shape[1:])
-    few = few_chains(samples, numbers=1 << 18)  # near the cache: a definition is many passes over them
+    few = few_chains(samples, share=16)  # near the cache: a definition is many passes over them
     parts = [_judge(constraint.take(some), samples[some], measure) for some in few]
     violation, row, excess = (torch.cat(columns) for columns in zip(*parts, strict=True))
     broken = int(row[violation.argmax()]) if len(row) else -1
