@@ -103,14 +103,15 @@ are longer. And the change of a share, in standard errors, beyond which they sti
 
 
 def explores(problem: Problem) -> bool:
-    """Whether q may be constant: few dimensions, many steps, and one set for all chains, bounded as far as is known."""
+    """Whether q may be constant: few dimensions, many steps; a flat set has to be bounded, and that of all chains."""
     space = space_of(problem)
-    if problem.chains is not None or problem.groups() is not None or len(problem.table) < FEWEST_TO_EXPLORE:
+    if len(problem.table) < FEWEST_TO_EXPLORE:
         return False
     flat = space.flat
     if flat is None:
         return math.prod(space.event) <= FEW_DIMENSIONS
-    return flat.dimension <= FEW_DIMENSIONS and _ellipsoid(flat) is not None
+    alone = problem.chains is None and problem.groups() is None
+    return alone and flat.dimension <= FEW_DIMENSIONS and _ellipsoid(flat) is not None
 
 
 def spread_over(problem: Problem, count: int) -> Tensor:
