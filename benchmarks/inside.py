@@ -32,7 +32,7 @@ from torch import Tensor
 import casal
 from benchmarks.timing import Table
 from casal.constraints import Reduction, analytic_centre
-from casal.diagnostics.chain_mixing import mixing
+from casal.diagnostics.chain_mixing import FEWEST_DRAWS, mixing
 from casal.errors import CasalWarning
 
 F = torch.float64
@@ -879,9 +879,14 @@ def _effective(draws: Tensor, observe: Observe) -> float:
 
 
 def _of_one_run(result: casal.SampleResult, seen: Tensor) -> float:
-    """Smallest effective size of observables (n, q): n, if every sample is of a chain of its own, and at most that."""
+    """Smallest effective size of observables (n, q): n, if every sample is of a chain of its own, and at most that.
+
+    Chains with too few draws to measure their correlation count once.
+    """
     n, K = len(seen), int(result.state.draw.max()) + 1
-    return float(n) if K == 1 else min(float(n), _effective(seen[: n - n % K].reshape(n // K, K, -1), lambda x: x))
+    if K < FEWEST_DRAWS:
+        return float(n // K)
+    return min(float(n), _effective(seen[: n - n % K].reshape(n // K, K, -1), lambda x: x))
 
 
 def hopsy(draws: int, thin: int = 100) -> dict[str, Any]:
