@@ -222,15 +222,13 @@ def verdict_of(evidence: Evidence, found: list[Check], not_promised: str = "") -
             )
         return Fidelity("too few", (f"{said}: {more}", *missing, *notes), figures)
     if not least <= LARGEST_DETECTABLE:
-        weak = (
-            f"the checks find errors of a mean above {least:.2g} standard deviations only, {LARGEST_DETECTABLE:g} are "
-            f"needed: {evidence.more_chains((least / LARGEST_DETECTABLE) ** 2 if math.isfinite(least) else 1.0)}"
-        )
-        if not math.isfinite(least):
-            weak = (
-                "the samples were compared with the model within separate modes alone, whose weights are not known: "
-                f"{evidence.more_chains(2.0)}"
+        told = list[str]()
+        if math.isfinite(least):
+            told.append(
+                f"the checks find errors of a mean above {least:.2g} standard deviations only, {LARGEST_DETECTABLE:g} "
+                f"are needed: {evidence.more_chains((least / LARGEST_DETECTABLE) ** 2)}"
             )
-        told = () if missing and not math.isfinite(least) else (weak,)
+        elif not missing:
+            told.append(f"the samples were checked within modes of unknown weights alone: {evidence.more_chains(2.0)}")
         return Fidelity("unchecked", (*told, *missing, *notes), figures)
     return Fidelity("trusted", missing + notes, figures)

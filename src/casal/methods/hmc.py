@@ -397,7 +397,7 @@ class HMC(Method[HMCState]):
         name, centre, scale = law or ("smooth", torch.zeros_like(y[0]), torch.zeros(0, dtype=y.dtype))
         if law is None:
             scale = first_scale(space, problem, y) if space.flat is not None else curved_scale(problem, y)
-        one_mode, record = law is not None, dict[str, float]() if law is None else {"one_mode": 1.0}
+        record = dict[str, float]()
         if name == "constant":
             centre, scale = barrier(space.flat)
         elif name == "gaussian" and (rounder := crowded(space.flat, centre, scale)) is not None:
@@ -420,7 +420,7 @@ class HMC(Method[HMCState]):
         control = control._replace(law=name, spent=spent, centre=plain(centre), scale=plain(scale))
         if name == "smooth":
             control = control._replace(eps=first_eps(y, scale), length=self._length(problem, y, control, generator))
-            if self._tempered(problem, n) and not one_mode:
+            if self._tempered(problem, n) and law is None:  # else there is one mode
                 limit = TEMPERED * (WARM_UP_TEMPERED if self.warm_up is None else self.warm_up) * budget
                 return state, begin(space, problem, control, y, limit), record
         return *_fewer(state, self._warm(problem, control, WARM_UP, budget)), record
