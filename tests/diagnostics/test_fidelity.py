@@ -387,6 +387,12 @@ def test_a_check_objects_above_its_limit() -> None:
     assert Check(0.2, 0.1, "too wide").objection == "too wide"
 
 
+def test_advice_names_a_method_that_takes_the_set() -> None:
+    box, union = EXACT["box"], EXACT["box"] | casal.Sphere(1.0)
+    assert "casal.HMC()" in evidence(draws(box, 100, 0), box).closer()
+    assert "casal.WeightedCASAL()" in evidence(draws(box, 100, 0), union).closer()
+
+
 def test_methods_without_a_promise_say_so() -> None:
     z = draws(EXACT["sphere"], N, 0)
     found = assess(evidence(z, EXACT["sphere"]), promised=False, method="final projection")

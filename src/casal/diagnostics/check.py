@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Constraint
-from casal.methods import Memory, Problem, few_chains, memory
+from casal.methods import HMC, Memory, Problem, few_chains, memory
 from casal.methods.population import Lineage, WeightedRun
 
 FEWEST = 50.0
@@ -245,8 +245,8 @@ class Evidence:
         """The call that ends closer to the set: a ladder with so many times the rho, or another method."""
         n, fixed = len(self.run.samples), self.problem.table.static
         if self.rho is None:
-            inside = "casal.HMC()" if fixed else "casal.SplitGibbs()"
-            return f"casal.sample(..., {inside}, n={n}), about as many model calls"
+            inside = "HMC" if fixed and HMC().fits(self.problem) else "WeightedCASAL" if fixed else "SplitGibbs"
+            return f"casal.sample(..., casal.{inside}(), n={n}), about as many model calls"
         rho = times * self.rho
         method = f"casal.WeightedCASAL({rho:.2g})" if fixed else f"casal.SplitGibbs({rho**-0.5:.2g})"
         return f"casal.sample(..., {method}, n={2 * n}), twice the model calls"

@@ -60,6 +60,7 @@ from casal.diagnostics.edges import has_hidden_edge, parts_of
 from casal.diagnostics.model_score import Slope, along, gradient, refuse_wrong_network, scores_at
 from casal.diagnostics.modes import modes_of
 from casal.errors import CasalError
+from casal.methods import HMC
 from casal.methods.population import Lineage, student_quantile
 
 Map = Callable[[Tensor], Tensor]
@@ -402,12 +403,14 @@ def stein(evidence: Evidence) -> Iterator[Check]:
     known = torch.stack([torch.isfinite(one).all(1) for one in score]).all(0)
     if not bool(known.all()):
         share = 1.0 - float(lineage.weights @ known.to(torch.float64))
+        takes = problem.table.static and HMC().fits(problem)
+        moves = ", or casal.sample(..., casal.HMC()), which moves inside it" if takes else ""
         yield Check(
             share,
             0.0,
             f"the score is not a finite number at {100 * share:.2g} % of the samples: the density ends inside the set, "
             "or a projection put them where it has no value",
-            "use a set on which the density is defined, or casal.sample(..., casal.HMC()), which moves inside it",
+            f"use a set on which the density is defined{moves}",
             figures={"not_finite": share},
         )
         return

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from casal.diagnostics import calibration
 from casal.methods import (
+    HMC,
     LADDER_DIMENSION,
     RANGE,
     Method,
@@ -183,10 +184,10 @@ def _adapt_steps(
             "depends on starting points near the set"
         )
     if pilot.undefined:
+        inside = "use casal.HMC(), whose chains stay in the set, or " if HMC().fits(problem) else ""
         objections.append(
             f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that "
-            "unconstrained chains visit, where they are lost. Use casal.HMC(), whose chains stay in the set, or "
-            "let f be finite off the set too"
+            f"unconstrained chains visit, where they are lost: {inside}let f be finite off the set too"
         )
     spent = pilot.evaluations / n
     if tune is not None:
