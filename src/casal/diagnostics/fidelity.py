@@ -222,13 +222,11 @@ def verdict_of(evidence: Evidence, found: list[Check], not_promised: str = "") -
             )
         return Fidelity("too few", (f"{said}: {more}", *missing, *notes), figures)
     if not least <= LARGEST_DETECTABLE:
-        told = list[str]()
+        told = "" if missing else f"samples were checked within modes of unknown weights: {evidence.more_chains(2.0)}"
         if math.isfinite(least):
-            told.append(
+            told = (
                 f"the checks find errors of a mean above {least:.2g} standard deviations only, {LARGEST_DETECTABLE:g} "
-                f"are needed: {evidence.more_chains((least / LARGEST_DETECTABLE) ** 2)}"
             )
-        elif not missing:
-            told.append(f"the samples were checked within modes of unknown weights alone: {evidence.more_chains(2.0)}")
-        return Fidelity("unchecked", (*told, *missing, *notes), figures)
+            told += f"are needed: {evidence.more_chains((least / LARGEST_DETECTABLE) ** 2)}"
+        return Fidelity("unchecked", (*filter(None, [told]), *missing, *notes), figures)
     return Fidelity("trusted", missing + notes, figures)

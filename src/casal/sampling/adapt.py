@@ -185,10 +185,8 @@ def _adapt_steps(
         )
     if pilot.undefined:
         inside = "use casal.HMC(), whose chains stay in the set, or " if HMC().fits(problem) else ""
-        objections.append(
-            f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that "
-            f"unconstrained chains visit, where they are lost: {inside}let f be finite off the set too"
-        )
+        lost = f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that"
+        objections.append(f"{lost} unconstrained chains visit: {inside}let f be finite off the set too")
     spent = pilot.evaluations / n
     if tune is not None:
         free = method is None or method.bounds_moves
