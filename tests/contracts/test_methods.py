@@ -405,7 +405,7 @@ MANY = {
     "casal-mean-dual": ("density", CASAL(10.0, dual="mean", dual_step=0.5)),
     "weighted": ("density", WeightedCASAL(30.0)),
     "split-gibbs": ("diffusion", SplitGibbs(0.2, levels=4, inner_steps=4)),
-    "matheron": ("diffusion", Matheron(levels=4)),
+    "matheron": ("diffusion", Matheron(levels=2)),
 }
 """An example for each way in which chains exchange something."""
 
