@@ -100,6 +100,41 @@ def test_dependent_rows_are_left_out_whatever_the_block(rows: int) -> None:
     assert float((E @ basis).abs().max()) < 1e-10 and float((near @ E.T - x @ E.T).abs().max()) < 1e-9
 
 
+def test_coordinates_that_no_equation_links_stay_apart() -> None:
+    E = torch.zeros(4, 9, dtype=F)
+    E[0, [0, 3, 5]], E[1, [3, 7]] = normal(31, 3), normal(32, 2)
+    E[2, [1, 2, 8]], E[3, [1, 2, 8]] = normal(33, 3), normal(34, 3)
+    basis, _, equations = reductions._null_space(E, torch.zeros(1, 4, dtype=F), torch.zeros(1, 9, dtype=F))
+    torch.testing.assert_close(basis.T @ basis, torch.eye(5, dtype=F))
+    assert float((E @ basis).abs().max()) < 1e-14
+    torch.testing.assert_close(equations.rows @ equations.back, torch.eye(4, dtype=F))
+    group = torch.tensor([0, 1, 1, 0, 2, 0, 3, 0, 1])  # coordinates 4 and 6 are in no equation
+    for direction in basis.T:
+        assert len(group[direction != 0].unique()) == 1
+
+
+@pytest.mark.parametrize("fourth", [0.0, 1e-6], ids=["Gaussian", "fourth powers of the large ones"])
+def test_amounts_of_a_million_beside_rates_of_a_thousandth(fourth: float) -> None:
+    """Two blocks, each with an equation of its own: the covariance has a condition number of 1e18."""
+    unit = torch.tensor([1e6, 1e6, 1e6, 1e-3, 1e-3, 1e-3], dtype=F)
+    rows, level = torch.zeros(2, 6, dtype=F), torch.tensor([3e6, 4e-3], dtype=F)
+    rows[0, :3], rows[1, 3:] = 1.0, torch.tensor([1.0, 1.0, -1.0], dtype=F)
+    target = casal.energy(
+        lambda z: 0.5 * (z / unit).square().sum(1) + fourth * (z[:, :3] / unit[:3]).pow(4).sum(1), steps=300
+    )
+    constraint = casal.Affine(rows, level)
+    problem = Problem(target, constraint, casal.Identity(), torch.zeros((0, 6), dtype=F))
+    assert HMC().one_mode(problem, constraint.project(torch.zeros(1, 6, dtype=F))) == (fourth == 0.0)
+    if fourth:
+        return
+    result = casal.sample(target, constraint, HMC(), 400, seed=2)
+    assert result.fidelity.verdict == "trusted" and result.cost.score_evaluations < 60 * 400
+    mean = torch.tensor([1.0, 1.0, 1.0, 4.0 / 3.0, 4.0 / 3.0, -4.0 / 3.0], dtype=F)
+    u = result.samples / unit - mean
+    assert float(u.mean(0).abs().max()) < 4.0 * math.sqrt(2.0 / 3.0 / 400)
+    assert float((u.square().mean(0) - 2.0 / 3.0).abs().max()) < 4.0 * (2.0 / 3.0) * math.sqrt(2.0 / 400)
+
+
 def test_points_settle_onto_rows_of_small_terms() -> None:
     """Coordinates from 1e-9 to 1e3: what the large ones round to is beyond the terms of the smallest row."""
     size = torch.logspace(-9, 3, 12, dtype=F)

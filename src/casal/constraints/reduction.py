@@ -267,17 +267,33 @@ def _null_space(E: Tensor, e: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Equ
         free[place] = False
     level, F = e - near[:, ~free] @ E[:, ~free].T, E[:, free]
     kept = _independent(F)
-    Q, R = torch.linalg.qr(F[kept].T, mode="complete")
-    rank = len(kept)
+    F, rank = F[kept], len(kept)
     rows, back = E.new_zeros((rank, E.shape[1])), E.new_zeros((E.shape[1], rank))
-    rows[:, free], back[free] = F[kept], torch.linalg.solve_triangular(R[:rank], Q[:, :rank].T, upper=True).T
+    across, inverse = F.new_zeros((F.shape[1], F.shape[1] - rank)), F.new_zeros((F.shape[1], rank))
+    label, begun = _parts(F), 0
+    for part in label.unique():  # coordinates that share no equation, and no unit, stay apart
+        own, alone = torch.nonzero(label == part).flatten(), torch.nonzero((F[:, label == part] != 0).any(1)).flatten()
+        Q, R = torch.linalg.qr(F[alone][:, own].T, mode="complete")
+        some, ended = len(alone), begun + len(own) - len(alone)
+        inverse[own[:, None], alone] = torch.linalg.solve_triangular(R[:some], Q[:, :some].T, upper=True).T
+        across[own, begun:ended], begun = torch.where(Q[:, some:].abs() < 1e-14, 0.0, Q[:, some:]), ended
+    rows[:, free], back[free] = F, inverse
     equations = Equations(rows, level[:, kept], back)
     basis, near = E.new_zeros((E.shape[1], F.shape[1] - rank)), equations.settled(equations.settled(near))
-    basis[free] = torch.where(Q[:, rank:].abs() < 1e-14, 0.0, Q[:, rank:])
+    basis[free] = across
     fixed = free & (basis.abs().amax(1) < 1e-12) if rank < F.shape[1] else free & False
     if bool(fixed.any()):  # by several rows together: no rounding of others may reach them
         return _null_space(torch.cat([E, torch.eye(len(free)).to(E)[fixed]]), torch.cat([e, near[:, fixed]], 1), near)
     return basis, near, equations
+
+
+def _parts(F: Tensor) -> Tensor:
+    """A number for each coordinate (d,), the same for those that rows of F link."""
+    linked, label, before = F != 0, torch.arange(F.shape[1]), torch.empty(0)
+    while not torch.equal(label, before):
+        before, least = label, torch.where(linked, label, F.shape[1]).amin(1, keepdim=True)
+        label = torch.minimum(label, torch.where(linked, least, F.shape[1]).amin(0)) if len(F) else label
+    return label
 
 
 def _independent(rows: Tensor) -> Tensor:

@@ -203,7 +203,8 @@ def linear_score(
     precision = 0.5 * (slope + slope.T)
     root, failed = torch.linalg.cholesky_ex(precision)
     constant = float(g.abs().max()) == 0.0
-    if not constant and (int(failed) or not float(root.diagonal().min()) > 1e-6 * float(root.diagonal().max())):
+    units = torch.ones_like(g[0]) if constant else precision.diagonal().sqrt()  # of the score along each coordinate
+    if not constant and (int(failed) or not bool((root.diagonal() > 1e-6 * units).all())):
         return None
     centre = torch.zeros_like(g[0]) if constant else torch.cholesky_solve(g[0][:, None], root)[:, 0]
     scale = eye if constant else torch.linalg.inv(root).T
@@ -212,13 +213,13 @@ def linear_score(
     size = torch.logspace(-1, 2, TESTED, dtype=y.dtype, device=device)[:, None]
     tested = torch.cat([some, flat.drawn_in(centre + size * times(scale, far), 0.999)])
     told = space.pull(score(space.latents(tested, like)))
-    off = float((g[0] - tested @ precision - told).abs().amax())
+    off, most = ((part / units).abs().amax() for part in (g[0] - tested @ precision - told, torch.cat([told, g])))
     rounding = max(STRAIGHT, 1e3 * torch.finfo(like.dtype).eps)
-    if off > rounding * float(torch.maximum(told.abs().amax(), g.abs().amax())):
+    if float(off) > rounding * float(most):
         return None
     if log_p is not None:  # a step of the potential, which the score does not see
         seen = log_p(space.latents(tested, like)).to(y) - (tested * (g[0] - 0.5 * tested @ precision)).sum(1)
-        most = float((tested * (g[0].abs() + (tested @ precision).abs())).abs().sum(1).max())
-        if not float((seen - seen.median()).abs().max()) <= max(1e-6, rounding * most):
+        terms = float((tested * (g[0].abs() + (tested @ precision).abs())).abs().sum(1).max())
+        if not float((seen - seen.median()).abs().max()) <= max(1e-6, rounding * terms):
             return None
     return "constant" if constant else "gaussian", centre, scale
