@@ -46,8 +46,9 @@ BUDGET = {
     # coordinates that no equation links stay apart
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=15, code=2191, constants=94, imports=8
-    ),  # renoised: no check had the power to object on networks given equations
+        files=16, code=2260, constants=99, imports=8
+    ),  # unseen_modes: a mode that no free sample shows was trusted with a wrong weight
+    # renoised: no check had the power to object on networks given equations
     # check.py and ladder.py: what a check is, and those of ladders, were in one file of 1273 lines; what chains say
     # of themselves came from the methods; peaks asks the density in the set alone
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
@@ -65,7 +66,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38788
+LINES = 38903
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -31,6 +31,7 @@ from casal.diagnostics.ladder import (
 from casal.diagnostics.modes import jump
 from casal.diagnostics.peaks import peaks
 from casal.diagnostics.renoised import by_model
+from casal.diagnostics.unseen_modes import unseen_modes
 from casal.errors import CasalError
 from casal.methods.population import advice, population
 
@@ -138,6 +139,7 @@ CHECKS = (
     Look("how weights and ancestors fared along the run", degenerate),
     Look("how many independent chains the samples are worth", genealogy),
     Look("the bias of a coupling that ends at a finite value", slack),
+    Look("samples in modes of the model that its free samples did not show", unseen_modes, True),
     Look("samples against the network under noise, or the score, and the score against the potential", by_model, True),
     Look("whether a start that is remembered follows the score", unforgotten, True),
     Look("how far the last projection moved samples, by the model", displacement, True),

@@ -1,0 +1,113 @@
+"""Whether samples lie where the model is another than its free samples show.
+
+Chains that begin as free samples of the model (``Matheron``) weigh the modes that these show. A mode that is rare in
+the model and likely on the set may have no free sample: chains come into it on the way, in shares that say nothing.
+Inside a Gaussian mode the denoiser is affine, D(y) = D(c) + J (y - c). So at noisy samples y = x + s w
+
+    r = |D(y) - D(c) - J (y - c)| / s^2,      c a noisy free sample,      J (y - c) by one difference of the network
+
+is rounding where x is of the mode of c. Elsewhere it is a difference of scores, at all low levels s. A sample with a
+larger r than free samples have, for every mode that is known, is a stranger. If all samples are of one mode, the set
+has decided, and it does not matter that no free sample is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, NotAvailable, evenly
+from casal.methods.affine_modes import STEP, Ask, normal
+from casal.methods.matheron import SYMMETRIC, denoised_rows, spread
+
+LEVELS = (1 / 4, 1 / 16, 1 / 64)
+"""Noise levels, in units of the largest standard deviation of the free samples. A stranger is one at two that follow
+each other: at high levels other modes bend the model, at low ones a difference of the network is rounding."""
+
+FREE = 16
+"""Free samples of a mode that it is compared with, at most."""
+
+STRANGE, ROUNDING = 0.5, 10.0
+"""r of a stranger: in units of the spread of the free samples over its square, and over the median of free samples."""
+
+SHARE = 0.5
+"""Of the evaluations that are left, at most."""
+
+
+def bend(ask: Ask, y: Tensor, clean: Tensor, centre: int, s: float) -> Tensor:
+    """r of points y (n, d) with D(y), beside the affine model at one of them, (n,)."""
+    away = y - y[centre]
+    t = STEP * s / torch.linalg.vector_norm(away, dim=1, keepdim=True).clamp_min(STEP * s)
+    affine = clean[centre] + (ask(y[centre] + t * away, s) - clean[centre]) / t
+    return torch.linalg.vector_norm(clean - affine, dim=1) / s**2
+
+
+def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float, stream: torch.Generator) -> Tensor:
+    """The mode of samples (n, d), (n,): 0 for known ones, 1, 2, ... for others.
+
+    Args:
+        ask: The denoiser.
+        free: Free samples, (k, d).
+        home: Their modes, (k,).
+        samples: The samples.
+        top: Largest standard deviation of free samples.
+        stream: Noise.
+    """
+    k, points, unit = len(free), torch.cat([free, samples]), float((free - free.mean(0)).square().sum(1).mean().sqrt())
+    seen = list[tuple[float, Tensor, Tensor]]()
+    for s in (share * top for share in LEVELS):
+        y = points + s * normal(points.shape, points, stream)
+        seen.append((s, y, ask(y, s)))
+
+    def others(of: Tensor, limits: list[float]) -> Tensor:
+        """Which points are not of the mode of some of them; the limits rise to what these have themselves."""
+        over = list[Tensor]()
+        for i, (s, y, clean) in enumerate(seen):
+            centre = of[(clean[of] - clean[of].mean(0)).square().sum(1).argmin()]
+            r = bend(ask, y, clean, int(centre), s)
+            limits[i] = max(limits[i], ROUNDING * float(r[of].median()))
+            over.append(r > limits[i])
+        return torch.stack([one & two for one, two in pairwise(over)]).any(0)
+
+    limits = [STRANGE * unit / top**2] * len(LEVELS)
+    kind, left = torch.zeros(len(points), dtype=torch.long, device=free.device), points[:, 0] == points[:, 0]
+    for one in home.unique():
+        left &= others(torch.nonzero(home == one).flatten(), limits)
+    left[:k] = False
+    while bool(left.any()):
+        first = torch.nonzero(left).flatten()[:1]
+        far = left & others(first, limits)
+        far[first] = False
+        kind[left & ~far] = int(kind.max()) + 1
+        left = far
+    return kind[k:]
+
+
+def unseen_modes(evidence: Evidence) -> Iterator[Check]:
+    """Strangers among the samples; for exact networks and chains of one condition."""
+    problem, state, known = evidence.problem, evidence.run.state, evidence.last
+    if not known.get("asymmetry", 1.0) <= SYMMETRIC or problem.target.condition:
+        return
+    kinds, free = state.home.unique().tolist(), state.free.flatten(1).to(torch.float64)
+    some = torch.cat([torch.nonzero(state.home == kind).flatten()[:FREE] for kind in kinds])
+    price, n = len(LEVELS) * (1 + len(kinds)), len(free)
+    count = int(min(n, SHARE * evidence.left / price - len(some)))
+    if count < FEWEST_TESTED:
+        raise NotAvailable("too few evaluations are left")
+    stream = torch.Generator(free.device).manual_seed(4254)
+    points = state.x.flatten(1).to(torch.float64)[evenly(n, count).to(free.device)]
+    top, ask = spread(problem, state.free, 0.0, stream), partial(denoised_rows, problem)
+    kind = strangers(ask, free[some], state.home[some], points, top, stream)
+    share, several = float((kind > 0).to(torch.float64).mean()), len(kind.unique()) > 1
+    yield Check(
+        share if several else 0.0,
+        0.0,
+        f"{100 * share:.2g} % of the samples lie in modes of the model that were not found among its {n} free samples "
+        f"({len(kinds)} {'were' if len(kinds) > 1 else 'was'}): their weights on the set are not known",
+        f"more free samples may show them, {evidence.more_chains(8.0)}",
+        figures={"unseen_modes": share},
+    )
