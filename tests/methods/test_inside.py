@@ -11,8 +11,8 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods import trajectories
-from casal.methods.chain_memory import agreement, second_kind
+from casal.methods import hmc, trajectories
+from casal.methods.chain_memory import Drift, agreement, second_kind
 from casal.methods.hmc import HMC
 from casal.methods.inside_chains import Control, HMCState, Row, plain, space_of
 from casal.methods.metric import given_scale, rise_at_walls
@@ -234,6 +234,24 @@ def test_r_hat_has_an_edge_that_chance_does_not_pass() -> None:
 
 
 @pytest.mark.statistical
+def test_rounds_go_on_while_the_means_of_all_chains_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform on a sphere from one point: the chains have nothing to remember. If nobody looks, the end is suspect."""
+    d, n = 8, 300
+    start = torch.eye(d, dtype=F)[:1] + 0.03 * normal(17, n, d)
+    target = casal.energy(lambda x: 0 * x[:, 0], steps=300, init=start)
+
+    def run(seed: int) -> tuple[float, str]:
+        result = casal.sample(target, casal.Sphere(1.0), HMC(warm_up=0.05, temper=False), n, seed=seed)
+        return float(result.samples[:, 0].mean()) * math.sqrt(n * d), result.fidelity.verdict
+
+    for seed in (1, 2):
+        z, verdict = run(seed)
+        assert abs(z) < 3.0 and verdict == "trusted"
+    monkeypatch.setattr(hmc, "drift", lambda *places: Drift(0.0, 0.0, 0.0))
+    assert run(2)[1] == "suspect"
+
+
+@pytest.mark.statistical
 @pytest.mark.parametrize("curved", [False, True], ids=["slices", "walk"])
 def test_a_second_kind_of_move_leaves_right_samples_alone_and_shifts_others(curved: bool) -> None:
     """Exact draws, uniform in a box and on a sphere; and the same draws under another density."""
@@ -291,6 +309,27 @@ def test_rows_that_share_no_coordinate_are_differentiated_together() -> None:
     assert found is not None and int(found.colour.max()) == 1
     torch.testing.assert_close(surface.derivatives(z), right.flatten(2))
     torch.testing.assert_close(surface.derivatives(z, together=False), right.flatten(2))
+
+
+def test_chains_that_are_set_aside_end_where_they_end_alone() -> None:
+    """Drifts of very different lengths on a chain of atoms, all at once and one by one; some lead nowhere."""
+
+    def rods(z: Tensor) -> Tensor:
+        X = z.view(-1, 5, 3)
+        return ((X[:, 1:] - X[:, :-1]).square().sum(2) - 1) / 2
+
+    surface = Surface(casal.Implicit(rods), (15,))
+    u = torch.nn.functional.normalize(normal(30, 40, 4, 3), dim=2)
+    at = surface.frame(torch.cat([torch.zeros(40, 1, 3, dtype=F), u.cumsum(1)], 1).flatten(1))
+    step = at.tangent(normal(31, 40, 15)) * torch.logspace(-3, 0.3, 40, dtype=F)[:, None]
+    w, ok = surface.solve(at, step)
+    assert 5 < int(ok.sum()) < 40 and torch.equal(w[~ok], at.w[~ok])
+    assert float(rods(w[ok]).abs().max()) < 1e-8
+    for k in range(0, 40, 3):
+        one = torch.tensor([k])
+        alone, fine = surface.solve(at.take(one), step[one])
+        assert bool(fine) == bool(ok[k])
+        torch.testing.assert_close(alone[0], w[k], rtol=0, atol=1e-13)
 
 
 def test_points_next_to_a_set_are_settled_on_it() -> None:

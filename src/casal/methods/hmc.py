@@ -49,7 +49,16 @@ from torch import Tensor
 from casal.constraints import Budget
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
-from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHARE, agreement, centred, memory, second_kind
+from casal.methods.chain_memory import (
+    ALLOWED_R_HAT,
+    LARGEST_SHIFT,
+    SECOND_SHARE,
+    agreement,
+    centred,
+    drift,
+    memory,
+    second_kind,
+)
 from casal.methods.coupling import decoded_event
 from casal.methods.inside_chains import (
     LENGTH,
@@ -99,12 +108,10 @@ from casal.methods.tempering import (
     reference_of,
     slowest,
     spread_over,
+    too_wide,
     weigh,
 )
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at, slices
-
-EASY, FASTER = 0.9, 2.0
-"""Acceptance above which eps grows by this factor while chains follow q: they may have begun at one point."""
 
 SIZES = (1e-5, 2.0)
 """Bounds of eps, in units of the spread of the chains."""
@@ -422,7 +429,9 @@ class HMC(Method[HMCState]):
             control = control._replace(eps=first_eps(y, scale), length=self._length(problem, y, control, generator))
             if self._tempered(problem, n) and law is None:  # else there is one mode
                 limit = TEMPERED * (WARM_UP_TEMPERED if self.warm_up is None else self.warm_up) * budget
-                return state, begin(space, problem, control, y, limit), record
+                control = begin(space, problem, control, state, limit)
+                if control.share < 1.0:
+                    return state, control, record
         return *_fewer(state, self._warm(problem, control, WARM_UP, budget)), record
 
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
@@ -475,7 +484,7 @@ class HMC(Method[HMCState]):
             return state, control._replace(phase="gather" if control.left else "end"), record
         if control.law == "smooth" and not flowed and not row.decades:
             control = self._adapt(problem, state, control, rate, generator)
-        if control.phase == "draw" and control.left == 0:
+        if control.phase == "draw" and (control.left == 0 or too_wide(problem, state, control)):
             state, control = leave_start(problem, state, control, flowed)
             if control.share == 1.0:
                 state, control = _fewer(state, self._warm(problem, control, WARM_UP, float(len(problem.table))))
@@ -515,14 +524,12 @@ class HMC(Method[HMCState]):
         """eps, the length of trajectories, and the rule for log p' - log p."""
         if (mixture := mixture_of(control, state.y)) is not None:
             return control._replace(eps=control.eps * pace(slowest(mixture, state), GAINS[1]))
-        factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
-        if control.phase == "draw" and rate > EASY:
-            factor = FASTER
+        late = control.phase == "warm" and control.left <= 2
+        factor = pace(rate, GAINS[control.phase == "warm" and control.left <= WARM_ROWS // 2])
         length = self._length(problem, state.y, control, generator)
         widest = length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
         fine = control.fine
-        late = control.phase == "warm" and control.left <= 2
         if fine < 0 and late and problem.target.potential is None and space_of(problem).flat is not None:
             fine = int(float(state.gap.max()) > SAME)
         return control._replace(eps=eps, length=length, fine=fine)
@@ -573,7 +580,9 @@ class HMC(Method[HMCState]):
         rounds = MAIN_ROWS - control.left
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
-        if control.ending or control.left == 0:
+        moving = drift(state.anchor, state.before, state.y).late
+        forgotten = forgotten and moving <= LARGEST_SHIFT
+        if (control.ending and moving <= LARGEST_SHIFT) or control.left == 0:
             whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept
             if whole is not None and whole.value <= whole.limit:
                 state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
@@ -583,7 +592,11 @@ class HMC(Method[HMCState]):
             control = control._replace(phase="gather" if control.stride > 1 else "end", left=control.stride - 1)
             ancestors = ancestors_left(state.ancestor) * control.n / len(state.y)  # as if each sample were a chain
             return state, control, record | second | {"ancestors": ancestors}
-        return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
+        return (
+            state._replace(before=state.y),
+            control._replace(ending=control.ending or (forgotten and rounds >= 2)),
+            record,
+        )
 
     # ---------------------------------------------------------------------------------------------------- what is left
 

@@ -188,8 +188,8 @@ class Surface:
             return w, ~every
         unit = ON_SET * (1.0 + at.w.abs().amax(1, keepdim=True)) * torch.linalg.vector_norm(at.J, dim=2)
         unit, before = unit.clamp_min(1e-300), torch.full_like(w[:, 0], torch.inf)
-        surface, ok, live, chain, B = self, every, ~every, slice(None), at.inverse
-        s = torch.zeros_like(unit)
+        surface, ok, live, B, s = self, every, ~every, at.inverse, torch.zeros_like(unit)
+        chain: Tensor | None = None
         for k in range(BROYDEN):
             h = torch.nan_to_num(surface.equations(w), nan=1e300)
             left = (h.abs() / unit).amax(1)
@@ -203,7 +203,7 @@ class Surface:
                 kept = torch.nonzero(live).flatten()
                 at, surface = at.take(kept), surface.some(kept)
                 w, h, unit, left, ok, live, B, s = (part[kept] for part in (w, h, unit, left, ok, live, B, s))
-                chain = kept if isinstance(chain, slice) else chain[kept]
+                chain = kept if chain is None else chain[kept]
             before, p = left, (B * h[:, None]).sum(2)
             if k:
                 size = (s * (p + s)).sum(1, keepdim=True)
@@ -278,9 +278,9 @@ class Surface:
         return J.shape[1] < J.shape[2] and bool((torch.linalg.svdvals(unit)[:, -1] > NORMAL).all())
 
 
-def _written(whole: Tensor, rows: slice | Tensor, part: Tensor) -> Tensor:
-    """With a part in the place of some rows."""
-    return part if isinstance(rows, slice) else whole.index_copy(0, rows, part)
+def _written(whole: Tensor, rows: Tensor | None, part: Tensor) -> Tensor:
+    """With a part in the place of some rows, or of all."""
+    return part if rows is None else whole.index_copy(0, rows, part)
 
 
 def _inverse(S: Tensor) -> Tensor:
