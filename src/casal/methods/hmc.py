@@ -314,7 +314,8 @@ class HMC(Method[HMCState]):
             origin = torch.zeros((1, *space.event), dtype=torch.float64, device=problem.like.device)
             if one.constraint.smooth and one.constraint.equations(origin).shape[1] * origin.numel() > LARGEST_JACOBIAN:
                 return False
-            start = one.constraint.project(origin + torch.linspace(0.5, 1.5, origin.numel()).reshape(origin.shape))
+            start = origin + torch.linspace(0.5, 1.5, origin.numel()).reshape(origin.shape)
+            start = one.constraint.project(start, quick=True)
             return Surface(one.constraint, space.event).regular(start.flatten(1))
         except (CasalError, RuntimeError, NotImplementedError):
             return False
@@ -500,9 +501,7 @@ class HMC(Method[HMCState]):
             return *self._begin_rounds(problem, state, control), found
         if control.phase != "warm":
             return (state._replace(before=state.y) if control.left == SETTLED // 2 else state), control, record
-        state, control = self._renew(problem, state, control)
-        if control.left == WARM_ROWS // 2:
-            state = state._replace(before=state.y)
+        state, control = self._settled(problem, *self._renew(problem, state, control))
         if control.left == 0:
             if control.law == "smooth" and self._weighs(problem, len(state.y)):
                 tempered = self._tempered(problem, len(state.y))
@@ -566,6 +565,21 @@ class HMC(Method[HMCState]):
         eps = min(max(control.eps * shrinkage(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
         return state, control._replace(centre=plain(centre), scale=plain(new), eps=eps, length=LENGTH)
 
+    def _settled(self, problem: Problem, state: HMCState, control: Control) -> tuple[HMCState, Control]:
+        """The warm-up ends soon where, from one mark to the next, chains forget where they were.
+
+        Then the metric is from chains that follow the density, and steps need a few rows more.
+        """
+        marks = [round((1.0 - mark) * WARM_ROWS) for mark in MARKS]
+        if control.law != "smooth" or control.left not in marks:
+            return state, control
+        kept = memory(features(state.before), features(state.y), labels_of(problem, len(state.y)))
+        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + _chance(state.y)
+        moving = drift(*(features(part) for part in (state.anchor, state.before, state.y))).late
+        if control.left < marks[0] and forgotten and moving <= LARGEST_SHIFT:
+            return state, control._replace(left=min(control.left, WARM_ROWS // 8))
+        return state if control.left == marks[-1] else state._replace(before=state.y), control
+
     def _round(
         self, problem: Problem, state: HMCState, control: Control, record: dict[str, float], generator: torch.Generator
     ) -> Done:
@@ -575,8 +589,7 @@ class HMC(Method[HMCState]):
         if kept is not None:
             record["memory"] = kept.value
             control = control._replace(gap=min(control.gap, _apart(control, kept.value)))
-        chance = max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * state.y.shape[1]))) / math.sqrt(len(state.y))
-        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + chance
+        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + _chance(state.y)
         rounds = MAIN_ROWS - control.left
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
@@ -627,6 +640,11 @@ class HMC(Method[HMCState]):
 
     def advice(self, state: HMCState, row: Any) -> str:
         return f"(eps = {row.eps:.3g}); check the score near the edge of the set"
+
+
+def _chance(y: Tensor) -> float:
+    """The largest correlation of features of chains that have forgotten where they were."""
+    return max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * y.shape[1]))) / math.sqrt(len(y))
 
 
 def _apart(control: Control, memory: float) -> float:
