@@ -11,7 +11,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods import hmc, trajectories
+from casal.methods import hmc, tempering, trajectories
 from casal.methods.chain_memory import Drift, agreement, second_kind
 from casal.methods.hmc import HMC
 from casal.methods.inside_chains import Control, HMCState, Row, plain, space_of
@@ -19,6 +19,8 @@ from casal.methods.metric import given_scale, rise_at_walls
 from casal.methods.problem import Problem
 from casal.methods.scales import shrinkage, solve, times, transposed, wide_directions
 from casal.methods.surface import Surface
+from casal.methods.tempering import narrow
+from casal.targets.density import fit_start
 
 F = torch.float64
 
@@ -38,6 +40,10 @@ def state_of(problem: Problem, y: Tensor) -> HMCState:
     numbers = torch.arange(len(y))
     none = torch.zeros_like(numbers)
     return HMCState(y, y, y, y, log_p, zeros, zeros, zeros, y, y, zeros, numbers, none, none)
+
+
+def moments(z: Tensor) -> Tensor:
+    return torch.cat([z, z.square()], 1)
 
 
 def worst(seen: Tensor, right: Tensor) -> float:
@@ -156,6 +162,67 @@ def test_a_density_is_never_asked_outside_wherever_the_start_lies() -> None:
         result = casal.sample(target, casal.Box([0.0] * 3, [2.0] * 3), HMC(), 60)
         assert bool(torch.isfinite(result.samples).all())
     assert min(asked) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("spread", "shift", "width", "known", "found"),
+    [
+        (0.3, 0.0, 1.0, True, True),
+        (2.0, 0.0, 1.0, True, False),
+        (1.0, 3.0, 1.0, True, False),
+        (0.3, 0.0, 1.0, False, False),
+    ],
+    ids=["narrow", "wide", "aside", "not known"],
+)
+def test_a_start_is_narrow_where_the_density_falls_off_later(
+    spread: float, shift: float, width: float, known: bool, found: bool
+) -> None:
+    """N(0, spread^2) beside N(shift, width^2): the slope of log p over log q is (spread / width)^2."""
+    d = 6
+    target = casal.energy(lambda x: (x - shift).square().sum(1) / (2 * width**2), init=torch.zeros(d, dtype=F))
+    problem = problem_of(target, casal.Box(-100.0, 100.0), d)
+    start = casal.GaussianStart(d, std=spread, dtype=F)
+    if known:
+        problem = problem.replace(start=fit_start(start, (d,), 1000, torch.Generator().manual_seed(1)))
+    x = spread * normal(18, 1000, d)
+    space = space_of(problem)
+    assert space.flat is not None
+    assert narrow(space, problem, space.flat.inward(x), problem.log_density(x)) == found
+
+
+def test_a_start_that_is_even_on_the_set_is_not_narrow() -> None:
+    d = 6
+    z = torch.nn.functional.normalize(normal(19, 500, d), dim=1)
+    problem = problem_of(casal.energy(lambda x: 5.0 * x[:, 0], init=z), casal.Sphere(1.0), d)
+    problem = problem.replace(start=casal.GaussianStart(d, dtype=F))
+    assert not narrow(space_of(problem), problem, z, problem.log_density(z))
+
+
+@pytest.mark.statistical
+def test_a_tempered_start_without_ancestors_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all are given up: the chains begin where they began, none is lost, and the law is right."""
+    d, n = 20, 300
+    target = casal.energy(lambda x: -4.0 * x[:, 0], steps=300, init=casal.GaussianStart(d, dtype=F))
+    monkeypatch.setattr(tempering, "FEWEST_ANCESTORS", 1e9)
+    result = casal.sample(target, casal.Sphere(1.0), HMC(), n, check=False)
+    assert float(result.trace["tempered"][-1]) == 0.0 and len(result.ancestors.unique()) == n
+    w = (torch.arange(400_000, dtype=F) + 0.5) / 200_000 - 1.0
+    weight = torch.softmax(4.0 * w + (d - 3) / 2 * torch.log1p(-w.square()), 0)
+    assert worst(result.samples[:, :1], (weight @ w)[None]) < 4.0
+
+
+@pytest.mark.statistical
+def test_a_warm_up_ends_where_chains_forget_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform on a sphere: as right as after all rows, for fewer evaluations."""
+    target = casal.energy(lambda x: 0 * x[:, 0], steps=300, init=casal.GaussianStart(6, dtype=F))
+
+    def run() -> casal.SampleResult:
+        return casal.sample(target, casal.Sphere(1.0), HMC(temper=False), 300, check=False)
+
+    soon = run()
+    assert worst(moments(soon.samples), torch.tensor([0.0] * 6 + [1 / 6] * 6, dtype=F)) < 4.0
+    monkeypatch.setattr(HMC, "_settled", lambda self, problem, state, control: (state, control))
+    assert soon.cost.score_evaluations < 0.9 * run().cost.score_evaluations
 
 
 # ------------------------------------------------------------------------------------------------- slices
