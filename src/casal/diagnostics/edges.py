@@ -103,7 +103,7 @@ def _onto(surface: Constraint, z: Tensor) -> Map:
         at = there.frame(flat) if surface.smooth else None
     except (CasalError, RuntimeError, NotImplementedError):
         return nearest
-    if at is None or not at.J.shape[1] or not bool(torch.isfinite(at.root).all()):
+    if at is None or not at.J.shape[1] or not bool(torch.isfinite(at.inverse).all()):
         return nearest
 
     def along_normals(y: Tensor) -> Tensor:

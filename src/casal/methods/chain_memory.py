@@ -40,6 +40,11 @@ SECOND_LEVEL, SECOND_SHIFT = 1e-6, 0.1
 which there is none. Squares have longer tails: one of some 60 runs passed the edge of 1e-4."""
 
 
+LARGEST_SHIFT, LATE_ERRORS = 0.1, 2.0
+"""What is left of a wrong start, in deviations, that is let pass; how far a mean may go on moving, beyond so many
+standard errors: of some tens of means at rest, one moves by two of them."""
+
+
 class Memory(NamedTuple):
     """The largest correlation over chains between an earlier state and a later one.
 
@@ -80,6 +85,36 @@ def memory(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Memor
     direction = axis if k < size else directions[:, k - size]
     direction = direction / scale[0] / (other @ direction).square().mean().sqrt().clamp_min(1e-300)
     return Memory(float(found.max()), MOST_MEMORY + ERRORS / math.sqrt(free), direction)
+
+
+class Drift(NamedTuple):
+    """The mean of a coordinate that moves on, farther than by chance, and goes on the same way; zeros if there is none.
+
+    Chains that begin at one point have nothing to remember, and all of them are on their way together.
+
+    Attributes:
+        way: How far it moved, in standard deviations.
+        late: How far in the last part of the way, less two standard errors.
+        told: The first in standard errors.
+    """
+
+    way: float
+    late: float
+    told: float
+
+
+def drift(anchor: Tensor, before: Tensor, y: Tensor) -> Drift:
+    """Of means over chains, from where they were first (n, k) by way of a place in between to where they are."""
+    if len(y) < FEWEST_CHAINS:
+        return Drift(0.0, 0.0, 0.0)
+    spread = y.std(0).clamp_min(1e-300)
+    (way, told), (late, beyond) = (
+        (step.mean(0) / spread, step.mean(0).abs() / (step.std(0) / math.sqrt(len(y))).clamp_min(1e-12 * spread))
+        for step in (y - anchor, y - before)
+    )
+    late = torch.where(told > ERRORS, late * way.sign() * (1.0 - LATE_ERRORS / beyond.clamp_min(LATE_ERRORS)), 0.0)
+    k = int(late.argmax())
+    return Drift(float(way[k].abs()), float(late[k]), float(told[k]))
 
 
 class Agreement(NamedTuple):

@@ -49,7 +49,16 @@ from torch import Tensor
 from casal.constraints import Budget
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
-from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHARE, agreement, centred, memory, second_kind
+from casal.methods.chain_memory import (
+    ALLOWED_R_HAT,
+    LARGEST_SHIFT,
+    SECOND_SHARE,
+    agreement,
+    centred,
+    drift,
+    memory,
+    second_kind,
+)
 from casal.methods.coupling import decoded_event
 from casal.methods.inside_chains import (
     LENGTH,
@@ -99,12 +108,10 @@ from casal.methods.tempering import (
     reference_of,
     slowest,
     spread_over,
+    too_wide,
     weigh,
 )
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at, slices
-
-EASY, FASTER = 0.9, 2.0
-"""Acceptance above which eps grows by this factor while chains follow q: they may have begun at one point."""
 
 SIZES = (1e-5, 2.0)
 """Bounds of eps, in units of the spread of the chains."""
@@ -307,7 +314,8 @@ class HMC(Method[HMCState]):
             origin = torch.zeros((1, *space.event), dtype=torch.float64, device=problem.like.device)
             if one.constraint.smooth and one.constraint.equations(origin).shape[1] * origin.numel() > LARGEST_JACOBIAN:
                 return False
-            start = one.constraint.project(origin + torch.linspace(0.5, 1.5, origin.numel()).reshape(origin.shape))
+            start = origin + torch.linspace(0.5, 1.5, origin.numel()).reshape(origin.shape)
+            start = one.constraint.project(start, quick=True)
             return Surface(one.constraint, space.event).regular(start.flatten(1))
         except (CasalError, RuntimeError, NotImplementedError):
             return False
@@ -422,7 +430,9 @@ class HMC(Method[HMCState]):
             control = control._replace(eps=first_eps(y, scale), length=self._length(problem, y, control, generator))
             if self._tempered(problem, n) and law is None:  # else there is one mode
                 limit = TEMPERED * (WARM_UP_TEMPERED if self.warm_up is None else self.warm_up) * budget
-                return state, begin(space, problem, control, y, limit), record
+                control = begin(space, problem, control, state, limit)
+                if control.share < 1.0:
+                    return state, control, record
         return *_fewer(state, self._warm(problem, control, WARM_UP, budget)), record
 
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
@@ -475,7 +485,7 @@ class HMC(Method[HMCState]):
             return state, control._replace(phase="gather" if control.left else "end"), record
         if control.law == "smooth" and not flowed and not row.decades:
             control = self._adapt(problem, state, control, rate, generator)
-        if control.phase == "draw" and control.left == 0:
+        if control.phase == "draw" and (control.left == 0 or too_wide(problem, state, control)):
             state, control = leave_start(problem, state, control, flowed)
             if control.share == 1.0:
                 state, control = _fewer(state, self._warm(problem, control, WARM_UP, float(len(problem.table))))
@@ -491,9 +501,7 @@ class HMC(Method[HMCState]):
             return *self._begin_rounds(problem, state, control), found
         if control.phase != "warm":
             return (state._replace(before=state.y) if control.left == SETTLED // 2 else state), control, record
-        state, control = self._renew(problem, state, control)
-        if control.left == WARM_ROWS // 2:
-            state = state._replace(before=state.y)
+        state, control = self._settled(problem, *self._renew(problem, state, control))
         if control.left == 0:
             if control.law == "smooth" and self._weighs(problem, len(state.y)):
                 tempered = self._tempered(problem, len(state.y))
@@ -515,14 +523,12 @@ class HMC(Method[HMCState]):
         """eps, the length of trajectories, and the rule for log p' - log p."""
         if (mixture := mixture_of(control, state.y)) is not None:
             return control._replace(eps=control.eps * pace(slowest(mixture, state), GAINS[1]))
-        factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
-        if control.phase == "draw" and rate > EASY:
-            factor = FASTER
+        late = control.phase == "warm" and control.left <= 2
+        factor = pace(rate, GAINS[control.phase == "warm" and control.left <= WARM_ROWS // 2])
         length = self._length(problem, state.y, control, generator)
         widest = length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
         fine = control.fine
-        late = control.phase == "warm" and control.left <= 2
         if fine < 0 and late and problem.target.potential is None and space_of(problem).flat is not None:
             fine = int(float(state.gap.max()) > SAME)
         return control._replace(eps=eps, length=length, fine=fine)
@@ -559,6 +565,21 @@ class HMC(Method[HMCState]):
         eps = min(max(control.eps * shrinkage(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
         return state, control._replace(centre=plain(centre), scale=plain(new), eps=eps, length=LENGTH)
 
+    def _settled(self, problem: Problem, state: HMCState, control: Control) -> tuple[HMCState, Control]:
+        """The warm-up ends soon where, from one mark to the next, chains forget where they were.
+
+        Then the metric is from chains that follow the density, and steps need a few rows more.
+        """
+        marks = [round((1.0 - mark) * WARM_ROWS) for mark in MARKS]
+        if control.law != "smooth" or control.left not in marks:
+            return state, control
+        kept = memory(features(state.before), features(state.y), labels_of(problem, len(state.y)))
+        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + _chance(state.y)
+        moving = drift(*(features(part) for part in (state.anchor, state.before, state.y))).late
+        if control.left < marks[0] and forgotten and moving <= LARGEST_SHIFT:
+            return state, control._replace(left=min(control.left, WARM_ROWS // 8))
+        return state if control.left == marks[-1] else state._replace(before=state.y), control
+
     def _round(
         self, problem: Problem, state: HMCState, control: Control, record: dict[str, float], generator: torch.Generator
     ) -> Done:
@@ -568,12 +589,13 @@ class HMC(Method[HMCState]):
         if kept is not None:
             record["memory"] = kept.value
             control = control._replace(gap=min(control.gap, _apart(control, kept.value)))
-        chance = max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * state.y.shape[1]))) / math.sqrt(len(state.y))
-        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + chance
+        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + _chance(state.y)
         rounds = MAIN_ROWS - control.left
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
-        if control.ending or control.left == 0:
+        moving = drift(state.anchor, state.before, state.y).late
+        forgotten = forgotten and moving <= LARGEST_SHIFT
+        if (control.ending and moving <= LARGEST_SHIFT) or control.left == 0:
             whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept
             if whole is not None and whole.value <= whole.limit:
                 state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
@@ -583,7 +605,11 @@ class HMC(Method[HMCState]):
             control = control._replace(phase="gather" if control.stride > 1 else "end", left=control.stride - 1)
             ancestors = ancestors_left(state.ancestor) * control.n / len(state.y)  # as if each sample were a chain
             return state, control, record | second | {"ancestors": ancestors}
-        return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
+        return (
+            state._replace(before=state.y),
+            control._replace(ending=control.ending or (forgotten and rounds >= 2)),
+            record,
+        )
 
     # ---------------------------------------------------------------------------------------------------- what is left
 
@@ -614,6 +640,11 @@ class HMC(Method[HMCState]):
 
     def advice(self, state: HMCState, row: Any) -> str:
         return f"(eps = {row.eps:.3g}); check the score near the edge of the set"
+
+
+def _chance(y: Tensor) -> float:
+    """The largest correlation of features of chains that have forgotten where they were."""
+    return max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * y.shape[1]))) / math.sqrt(len(y))
 
 
 def _apart(control: Control, memory: float) -> float:

@@ -38,7 +38,7 @@ from casal.methods.inside_chains import (
 )
 from casal.methods.metric import DENSE, barrier, curved_scale, first_eps, first_scale, linear_score, root_of
 from casal.methods.mode_weights import Mixture, clusters, covers, first_weights, fit
-from casal.methods.population import effective_ancestors, groups_of, normalised, resample, temper
+from casal.methods.population import effective_ancestors, equal_weights, groups_of, normalised, resample, temper
 from casal.methods.problem import Problem
 from casal.methods.scales import shrinkage, solve, times
 from casal.methods.trajectories import ACCEPTED, GAINS, leapfrogs, log_start, pace, rattle, score_at
@@ -61,6 +61,11 @@ adds to the spread of the log-weights, at least: three levels leave 0.7 of the c
 FEW_DIMENSIONS, WIDEST = 16, 10.0
 """Dimensions up to which a tempered start may begin from a constant density, and how many times as wide as the starting
 points, in a mean over the directions, a bounded set may be for that: more chains would miss all modes."""
+
+NARROW, EVEN = 0.5, 0.1
+"""Slope of log p over log q among the starting points below which the density is wider than these: for Gaussians 1.4
+times. On the way from q to p, chains then have to spread, and most ancestors are lost for nothing. And the variance of
+log q, half the number of directions for a Gaussian, up to which q is about constant on the set."""
 
 FEWEST_TO_EXPLORE = 200
 """Evaluations of a chain from which on there are enough for a tempered start whatever the starting points are."""
@@ -132,11 +137,23 @@ def _ellipsoid(flat: Reduction) -> Centre | None:
     return analytic_centre(flat.walls, flat.room[0], torch.zeros_like(flat.walls[0])) if len(flat.walls) else None
 
 
-def begin(space: Space, problem: Problem, control: Control, y: Tensor, limit: float) -> Control:
-    """The chains begin to follow q; the tempering ends at so many evaluations of a chain."""
-    flat, start = space.flat, problem.start
+def narrow(space: Space, problem: Problem, y: Tensor, log_p: Tensor) -> bool:
+    """Whether the density of the starting points y is known and narrower than p."""
+    if problem.start is None:
+        return False
+    log_q = problem.start.log_density(space.latents(y, problem.like)).to(log_p)
+    known = torch.isfinite(log_q) & torch.isfinite(log_p)
+    both = torch.cov(torch.stack([log_q[known], log_p[known]])) if int(known.sum()) > 1 else torch.zeros(2, 2)
+    return float(both[0, 0]) > EVEN and float(both[0, 1]) < NARROW * float(both[0, 0])
+
+
+def begin(space: Space, problem: Problem, control: Control, state: HMCState, limit: float) -> Control:
+    """The chains begin to follow q; the tempering ends at so many evaluations of a chain. b = 1 if there is none."""
+    flat, start, y = space.flat, problem.start, state.y
     control = control._replace(phase="draw", left=1 if flat is not None else SETTLED, limit=limit, share=0.0)
     uniform = explores(problem)
+    if not uniform and narrow(space, problem, y, state.log_p):
+        return control._replace(share=1.0)
     if flat is None:
         return control._replace(reference="uniform" if uniform else ())
     if uniform:
@@ -155,6 +172,14 @@ def _levels(problem: Problem, control: Control) -> int:
     return max(1, min(TEMPER_ROWS, len(problem.table), int((control.limit - control.spent) / (HEATED + 1))))
 
 
+def too_wide(problem: Problem, state: HMCState, control: Control) -> bool:
+    """Whether a constant density on a curved set has carried the chains much further than they began."""
+    if control.reference != "uniform" or problem.start is None or space_of(problem).flat is not None:
+        return False
+    first, last = (float(y.var(0).sum().sqrt()) for y in (state.anchor, state.y))
+    return last > WIDEST * first
+
+
 def leave_start(problem: Problem, state: HMCState, control: Control, flowed: bool) -> tuple[HMCState, Control]:
     """The chains follow q, and the tempering begins; flows do not ask p.
 
@@ -164,15 +189,15 @@ def leave_start(problem: Problem, state: HMCState, control: Control, flowed: boo
     space, t = space_of(problem), problem.table.t[0].to(state.x.device)
     score, log_p = state.score, state.log_p
     if control.reference == "uniform" and not flowed:
-        first, middle, last = (float(y.var(0).sum().sqrt()) for y in (state.anchor, state.before, state.y))
-        if last > SPREADING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
+        middle, last = (float(y.var(0).sum().sqrt()) for y in (state.before, state.y))
+        wide = too_wide(problem, state, control)
+        if not wide and last > SPREADING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
             return state, control._replace(left=SETTLED)
-        if last > SPREADING * middle or (problem.start is not None and last > WIDEST * first):
-            back = control._replace(reference=(), left=SETTLED, share=0.0 if problem.start is not None else 1.0)
-            restart = score_at(space, problem, state.anchor, Row("rest", t))
-            log_p = problem.log_density(space.latents(state.anchor, problem.like))
-            control = back._replace(spent=control.spent + 2.0, eps=first_eps(state.anchor, torch.zeros(0)))
-            return state._replace(y=state.anchor, score=restart, log_p=log_p), control
+        if wide or last > SPREADING * middle:
+            state = at_start(space, problem, state)
+            none = problem.start is None or narrow(space, problem, state.y, state.log_p)
+            back = control._replace(reference=(), left=SETTLED, share=float(none), spent=control.spent + 2.0)
+            return state, back._replace(eps=first_eps(state.y, torch.zeros(0)))
     if flowed:
         score, log_p = score_at(space, problem, state.y, Row("rest", t)), problem.log_density(state.x)
         scale = first_scale(space, problem, state.y)
@@ -182,6 +207,16 @@ def leave_start(problem: Problem, state: HMCState, control: Control, flowed: boo
     crossed = flowed or (kept is not None and kept.value <= kept.limit)
     control = control._replace(crossed=crossed, phase="temper", left=_levels(problem, control))
     return state._replace(score=score, log_p=log_p), control
+
+
+def at_start(space: Space, problem: Problem, state: HMCState) -> HMCState:
+    """The chains where they began, each its own ancestor: two evaluations each."""
+    y, (log_weight, ancestor) = state.anchor, equal_weights(problem, len(state.y))
+    score, log_p = (
+        score_at(space, problem, y, Row("rest", problem.table.t[0].to(y.device))),
+        problem.log_density(space.latents(y, problem.like)),
+    )
+    return state._replace(y=y, before=y, score=score, log_p=log_p, log_weight=log_weight, ancestor=ancestor)
 
 
 def heat(
@@ -202,10 +237,14 @@ def heat(
     state = resample(state._replace(log_weight=log_weight), generator, groups, LEAST_ESS if b < 1.0 else math.inf)
     state, control = state._replace(anchor=start), control._replace(share=b)
     worth = effective_ancestors(normalised(state.log_weight), state.ancestor)
-    if not weighing and space.flat is not None:
-        control = control._replace(scale=plain(first_scale(space, problem, state.y)))
-    elif not weighing and control.left % RENEWED == 0:
-        control = control._replace(scale=plain(curved_scale(problem, state.y)))
+    if not weighing and b < 1.0 and worth < FEWEST_ANCESTORS:  # it says nothing of modes, and copies are slow to part
+        state, b, record["tempered"] = at_start(space, problem, state), 1.0, 0.0
+        control = control._replace(share=b, spent=control.spent + 2.0)
+    if not weighing and (space.flat is not None or control.left % RENEWED == 0 or "tempered" in record):
+        scale = curved_scale(problem, state.y) if space.flat is None else first_scale(space, problem, state.y)
+        control = control._replace(scale=plain(scale))
+        if record.get("tempered") == 0.0:
+            control = control._replace(eps=first_eps(state.y, scale))
     if b == 1.0 and weighing:
         state, control = state._replace(part=clusters(state.y, generator)), control._replace(weighed=True)
         record |= {"weighed": 1.0} | mode_errors(state.part, state.ancestor)

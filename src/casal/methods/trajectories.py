@@ -9,8 +9,6 @@ Every chain moves on its own. The density of a row is q^(1-b) p^b, q that of the
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -21,11 +19,11 @@ from casal.methods.scales import solve, times, transposed
 from casal.methods.surface import Surface
 
 ACCEPTED, GAINS = 0.75, (1.0, 0.4)
-"""Share of trajectories to accept, and how fast log eps follows it: in the first half of a warm-up, and then."""
+"""Share of trajectories to accept, and the share of the way there that log eps goes after a row: in the first half of a
+warm-up, and then."""
 
-REFUSED, ALL, CUT = 0.15, 0.98, 0.4
-"""Acceptance below which eps is cut, and beyond which it grows as fast: chains that begin at one point, or far too
-carefully, come to their size within a few rows."""
+CUT = 0.4
+"""Smallest factor of eps from one row to the next; the largest is 1 / CUT."""
 
 PACES = 0.1
 """Each chain takes eps (1 +- PACES)."""
@@ -38,8 +36,15 @@ LINE = 20.0
 
 
 def pace(rate: float, gain: float) -> float:
-    """The factor by which eps follows the share of accepted trajectories."""
-    return CUT if rate < REFUSED else 1.0 / CUT if rate > ALL else math.exp(gain * (rate - ACCEPTED))
+    """The factor by which eps follows the share of accepted trajectories.
+
+    The energy that leapfrogs lose has a spread of about eps^2, so of them erfc(c eps^2) are accepted, whatever c is.
+
+    >>> round(pace(0.9, 1.0), 2), round(pace(0.5, 1.0), 2)
+    (1.59, 0.69)
+    """
+    asked, seen = (-float(torch.special.ndtri(torch.tensor(0.5 * part))) for part in (ACCEPTED, min(rate, 1.0 - 1e-9)))
+    return min(max((asked / max(seen, 1e-9)) ** (0.5 * gain), CUT), 1.0 / CUT)
 
 
 def flows(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> list[HMCState]:
