@@ -66,7 +66,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38856
+LINES = 38857
 """Of all files together, everything counted."""
 
 METHODS = {
