@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics import mixing
-from casal.diagnostics.chain_mixing import _drift
+from casal.methods.chain_memory import drift
 
 
 def autoregressive(chains: int, draws: int, phi: float, seed: int = 0) -> Tensor:
@@ -58,6 +58,6 @@ def test_a_mean_that_moves_on_is_told() -> None:
     """By 1.0 and then 0.3 deviations; chains that have come to rest in between move by chance."""
     anchor, before, y = torch.randn((3, 400, 2), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     aside = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    way, late, told = _drift(anchor - aside, before - 0.3 * aside, y)
+    way, late, told = drift(anchor - aside, before - 0.3 * aside, y)
     assert abs(way - 1.0) < 0.3 and abs(late - 0.3) < 0.3 and told > 10.0
-    assert _drift(anchor - aside, before, y)[1] < 0.25 and _drift(anchor, before, y)[1] == 0.0
+    assert drift(anchor - aside, before, y)[1] < 0.25 and drift(anchor, before, y)[1] == 0.0

@@ -32,14 +32,11 @@ from casal.diagnostics.check import (
 )
 from casal.diagnostics.model_score import level_score
 from casal.methods import memory
-from casal.methods.chain_memory import ALLOWED_R_HAT, ERRORS, SECOND_SHIFT
+from casal.methods.chain_memory import ALLOWED_R_HAT, LARGEST_SHIFT, SECOND_SHIFT, drift
 from casal.methods.population import Lineage
 
 FEWEST_DRAWS = 4
 """Draws a chain from which on it can be cut in two."""
-
-LARGEST_SHIFT = 0.1
-"""What is left of a wrong start, in deviations, that is let pass; and how far a mean may go on moving."""
 
 
 class Mixing(NamedTuple):
@@ -176,7 +173,7 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
         way_out,
         figures={"memory": found.value} | ({"refused": last["refused"]} if "refused" in last else {}),
     )
-    way, late, told = _drift(*(getattr(evidence.run.state, name)[chains] for name in ("anchor", "before", "y")))
+    way, late, told = drift(*(getattr(evidence.run.state, name)[chains] for name in ("anchor", "before", "y")))
     yield Check(
         late,
         math.inf if weighed == 1.0 else LARGEST_SHIFT,
@@ -184,19 +181,6 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
         f"({told:.1f} standard errors), by {late:.2g} in the last half of that",
         evidence.more_steps(),
     )
-
-
-def _drift(anchor: Tensor, before: Tensor, y: Tensor) -> tuple[float, float, float]:
-    """The mean of a coordinate that moves on: since adaptation ended, in the last round, and the first in errors.
-
-    Where the first is more than chance, and the second goes on the same way; zeros if there is none.
-    """
-    spread = y.std(0).clamp_min(1e-300)
-    way, late = (y - anchor).mean(0) / spread, (y - before).mean(0) / spread
-    told = way.abs() / ((y - anchor).std(0) / spread / math.sqrt(len(y))).clamp_min(1e-12)
-    late = torch.where(told > ERRORS, late * way.sign(), 0.0)
-    k = int(late.argmax())
-    return float(way[k].abs()), float(late[k]), float(told[k])
 
 
 def unforgotten(evidence: Evidence) -> Iterator[Check]:

@@ -27,17 +27,21 @@ from casal.methods.trajectories import pace, rattle, slices
 MOST_MEMORY, ERRORS = 0.15, 4.5
 """Correlation with an earlier state that is let pass, beyond so many standard errors."""
 
+LARGEST_SHIFT = 0.1
+"""How far a mean may go on moving, and what is let pass of a wrong start, in standard deviations."""
 
 ALLOWED_R_HAT = 0.2
 """Excess of R-hat over its edge that is no objection: a mean correlation of 0.35 between two of three places of a run.
 The samples are the last of them, and memory, which compares the first with it, lets as much pass for 400 chains."""
 
-SECOND_CHAINS, SECOND_MOVES, SECOND_SHARE = 256, (4, 24), 0.05
-"""Chains that take a second kind of move, the fewest and the most moves, and the share of all evaluations for them."""
+SECOND_CHAINS, SECOND_MOVES, SECOND_SHARE = 512, (4, 12), 0.05
+"""Chains that take a second kind of move, at most; the fewest and the most moves at a time, and the share of all
+evaluations for them."""
 
-SECOND_LEVEL, SECOND_SHIFT = 1e-6, 0.1
-"""Probability of an objection to right samples, if differences were normal, and the shift in standard deviations below
-which there is none. Squares have longer tails: one of some 60 runs passed the edge of 1e-4."""
+SECOND_LEVEL, SECOND_SHIFT, SECOND_POWER = 1e-6, 0.1, 1.5
+"""Probability of an objection to right samples, if differences were normal; the shift in standard deviations below
+which there is none; and the error of a mean, likewise, that it has to find to count as a check. Squares have longer
+tails: one of some 60 runs passed the edge of 1e-4."""
 
 
 class Memory(NamedTuple):
@@ -82,6 +86,30 @@ def memory(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Memor
     return Memory(float(found.max()), MOST_MEMORY + ERRORS / math.sqrt(free), direction)
 
 
+class Drift(NamedTuple):
+    """The mean of a coordinate that moves on, in standard deviations of it; zeros if there is none.
+
+    Attributes:
+        way: How far it came since adaptation ended.
+        late: How far it came in the last round, the same way.
+        told: ``way`` in standard errors.
+    """
+
+    way: float
+    late: float
+    told: float
+
+
+def drift(anchor: Tensor, before: Tensor, y: Tensor) -> Drift:
+    """Whether a mean of points (n, k) has moved by more than chance since adaptation ended, and still moves."""
+    spread = y.std(0).clamp_min(1e-300)
+    way, late = (y - anchor).mean(0) / spread, (y - before).mean(0) / spread
+    told = way.abs() / ((y - anchor).std(0) / spread / math.sqrt(len(y))).clamp_min(1e-12)
+    late = torch.where(told > ERRORS, late * way.sign(), 0.0)
+    k = int(late.argmax())
+    return Drift(float(way[k].abs()), float(late[k]), float(told[k]))
+
+
 class Agreement(NamedTuple):
     """R-hat, the largest over coordinates and main directions, and the edge up to which it is chance."""
 
@@ -122,15 +150,15 @@ def second_kind(
     Slice moves on flat sets, a random walk on curved ones. They need the potential. With r the correlation of a
     coordinate before and after them, they undo a share 1 - r of an error of its mean, and m chains show that with a
     standard error of sqrt(2 (1 - r) / m) standard deviations: what they find 95 times in 100 follows, for the
-    coordinate that they move least.
+    coordinate that they move least. Where that is too much for a check, they go on if the evaluations left will do.
     """
     n = len(state.y)
     price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
-    most = SECOND_SHARE * len(problem.table) * n / price  # moves of all chains together
-    m = int(min(SECOND_CHAINS, n, most / SECOND_MOVES[0]))
+    budget, spent = SECOND_SHARE * len(problem.table) * n, 0.0
+    m = int(min(SECOND_CHAINS, n, budget / price / SECOND_MOVES[0]))
     if problem.target.potential is None or problem.chains is not None or m < 2 * FEWEST_CHAINS:
         return {}
-    moves = min(SECOND_MOVES[1], int(most / m))
+    moves, eps = min(SECOND_MOVES[1], int(budget / price / m)), control.eps
     some = torch.arange(m, device=state.y.device) * n // m
     chains = HMCState(*(part[some] for part in state))
     chains = chains._replace(log_p=problem.log_density(space.latents(chains.y, problem.like)))
@@ -139,13 +167,6 @@ def second_kind(
     )
     row = Row("slice", problem.table.t[0], (1,) * moves, centre=centre, scale=scale)
     before = chains
-    if space.flat is not None:
-        chains = slices(space, problem, chains, row, generator)
-    else:
-        eps = control.eps
-        for _ in range(moves):  # eps is that of steps with a force, and the walk is checked, not used: it may adapt
-            chains = rattle(space, problem, chains, row._replace(lengths=(1,), eps=eps, blind=True), generator)
-            eps *= pace(float(chains.accepted.mean()), 1.0)
     away = state.y - state.y.mean(0)
     spread = away.square().mean(0).sqrt().clamp_min(1e-300)
 
@@ -153,16 +174,25 @@ def second_kind(
         u = (part.y - state.y.mean(0)) / spread
         return torch.cat([u, u.square(), part.log_p[:, None] / before.log_p.std().clamp_min(1e-9)], 1)
 
-    change = seen(chains) - seen(before)
-    error = (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
-    t = change.mean(0).abs() / error
-    level = torch.tensor(SECOND_LEVEL / (2 * len(t)), dtype=torch.float64)
-    k, edge = int(t.argmax()), -float(torch.special.ndtri(level))
-    moved = change[:, : before.y.shape[1]].square().mean(0).amin().clamp(1e-9, 2.0) / 2.0  # 1 - r
-    needed = (edge + OFTEN) * (2.0 * moved / m).sqrt()
+    edge = -float(torch.special.ndtri(torch.tensor(SECOND_LEVEL / (4 * before.y.shape[1] + 2), dtype=torch.float64)))
+    while True:
+        if space.flat is not None:
+            chains = slices(space, problem, chains, row, generator)
+        else:
+            for _ in range(moves):  # eps is that of steps with a force, and the walk is checked, not used: it may adapt
+                chains = rattle(space, problem, chains, row._replace(lengths=(1,), eps=eps, blind=True), generator)
+                eps *= pace(float(chains.accepted.mean()), 1.0)
+        cost = float(chains.gap.sum()) if space.flat is not None else float(m * moves)
+        change, spent = seen(chains) - seen(before), spent + cost
+        moved = change[:, : before.y.shape[1]].square().mean(0).amin().clamp(1e-9, 2.0) / 2.0  # 1 - r
+        detectable = float(((edge + OFTEN) * (2.0 * moved / m).sqrt()).clamp_min(SECOND_SHIFT) / moved)
+        enough = detectable * math.sqrt(spent / budget) <= SECOND_POWER  # it falls like one over the root of the moves
+        if detectable <= SECOND_POWER or not enough or spent + cost > budget:
+            break
+    t = change.mean(0).abs() / (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
+    k = int(t.argmax())
     return {
-        "second_detectable": float(needed.clamp_min(SECOND_SHIFT) / moved),
-        "second_t": float(t[k]), "second_edge": edge,
+        "second_detectable": detectable, "second_t": float(t[k]), "second_edge": edge,
         "second_shift": float(change.mean(0)[k].abs() / seen(before).std(0)[k].clamp_min(1e-9)),
     }  # fmt: skip
 

@@ -49,7 +49,16 @@ from torch import Tensor
 from casal.constraints import Budget
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
-from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHARE, agreement, centred, memory, second_kind
+from casal.methods.chain_memory import (
+    ALLOWED_R_HAT,
+    LARGEST_SHIFT,
+    SECOND_SHARE,
+    agreement,
+    centred,
+    drift,
+    memory,
+    second_kind,
+)
 from casal.methods.coupling import decoded_event
 from casal.methods.inside_chains import (
     LENGTH,
@@ -264,10 +273,10 @@ class HMC(Method[HMCState]):
         if control.flows or (phase == "draw" and space.flat is not None):
             count, left = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)], len(problem.table) - control.spent
             if phase == "main":
-                count = 2 << (MAIN_ROWS - control.left)
+                count = 1 << (MAIN_ROWS - control.left)
             if gathers:  # all draws in one row, where chains do not wait for each other
                 left = self._left(problem, control)
-                count, row = math.ceil(min(control.gap, left)), row._replace(draws=control.left)
+                count, row = round(min(control.gap, left)), row._replace(draws=control.left)
             straight = control.law == "constant" or (phase == "draw" and control.reference == "uniform")
             return row._replace(kind="flow" if straight else "orbit", lengths=(1,) * max(1, min(count, int(left))))
         allowance = (limit - control.spent) / ((1 << control.left) - 1 if phase == "main" else max(control.left, 1))
@@ -397,7 +406,7 @@ class HMC(Method[HMCState]):
         name, centre, scale = law or ("smooth", torch.zeros_like(y[0]), torch.zeros(0, dtype=y.dtype))
         if law is None:
             scale = first_scale(space, problem, y) if space.flat is not None else curved_scale(problem, y)
-        record = dict[str, float]()
+        record = {} if law is None else {"one_mode": 1.0}
         if name == "constant":
             centre, scale = barrier(space.flat)
         elif name == "gaussian" and (rounder := crowded(space.flat, centre, scale)) is not None:
@@ -428,7 +437,8 @@ class HMC(Method[HMCState]):
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
         """The warm-up begins."""
         if control.flows:
-            return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0, spent=0.0)
+            rows = len(FIRST_FLOWS) if control.law == "constant" else 1  # a Gaussian has its metric
+            return control._replace(phase="warm", left=rows, share=1.0, spent=0.0)
         limit = max(control.spent, (usual if self.warm_up is None else self.warm_up) * budget)
         kept = MAIN_ROWS + control.draws - 1
         rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - kept)
@@ -573,6 +583,7 @@ class HMC(Method[HMCState]):
         rounds = MAIN_ROWS - control.left
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
+        forgotten = forgotten and (control.weighed or drift(state.anchor, state.before, state.y).late <= LARGEST_SHIFT)
         if control.ending or control.left == 0:
             whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept
             if whole is not None and whole.value <= whole.limit:
