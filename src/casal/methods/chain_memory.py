@@ -35,8 +35,8 @@ ALLOWED_R_HAT = 0.2
 The samples are the last of them, and memory, which compares the first with it, lets as much pass for 400 chains."""
 
 SECOND_CHAINS, SECOND_MOVES, SECOND_SHARE = 512, (4, 12), 0.05
-"""Chains that take a second kind of move, at most; the fewest and the most moves at a time, and the share of all
-evaluations for them."""
+"""Chains that take a second kind of move, at most; the fewest and the most moves at a time; and the share of all
+evaluations for them, and of those that are left, of which flows use hardly any."""
 
 SECOND_LEVEL, SECOND_SHIFT, SECOND_POWER = 1e-6, 0.1, 1.5
 """Probability of an objection to right samples, if differences were normal; the shift in standard deviations below
@@ -154,7 +154,8 @@ def second_kind(
     """
     n = len(state.y)
     price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
-    budget, spent = SECOND_SHARE * len(problem.table) * n, 0.0
+    every, spent = float(len(problem.table) * n), 0.0
+    budget = SECOND_SHARE * (every + max(0.0, every - problem.usage.scores))
     m = int(min(SECOND_CHAINS, n, budget / price / SECOND_MOVES[0]))
     if problem.target.potential is None or problem.chains is not None or m < 2 * FEWEST_CHAINS:
         return {}
