@@ -155,11 +155,11 @@ def second_kind(
     n = len(state.y)
     price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
     every, spent = float(len(problem.table) * n), 0.0
-    budget = SECOND_SHARE * (every + max(0.0, every - problem.usage.scores))
-    m = int(min(SECOND_CHAINS, n, budget / price / SECOND_MOVES[0]))
+    first, left = SECOND_SHARE * every / price, SECOND_SHARE * max(0.0, every - problem.usage.scores)
+    m, budget = int(min(SECOND_CHAINS, n, first / SECOND_MOVES[0])), SECOND_SHARE * every + left
     if problem.target.potential is None or problem.chains is not None or m < 2 * FEWEST_CHAINS:
         return {}
-    moves, eps = min(SECOND_MOVES[1], int(budget / price / m)), control.eps
+    moves, eps = min(SECOND_MOVES[1], int(first / m)), control.eps
     some = torch.arange(m, device=state.y.device) * n // m
     chains = HMCState(*(part[some] for part in state))
     chains = chains._replace(log_p=problem.log_density(space.latents(chains.y, problem.like)))

@@ -89,7 +89,7 @@ from casal.methods.metric import (
 )
 from casal.methods.population import ancestors_left, equal_weights
 from casal.methods.problem import Problem, Uncounted
-from casal.methods.scales import FEWEST_CHAINS, main_directions, shrinkage, solve
+from casal.methods.scales import FEWEST_CHAINS, main_directions, shrinkage, solve, times
 from casal.methods.surface import Surface
 from casal.methods.tempering import (
     DECADES,
@@ -410,7 +410,9 @@ class HMC(Method[HMCState]):
         if name == "constant":
             centre, scale = barrier(space.flat)
         elif name == "gaussian" and (rounder := crowded(space.flat, centre, scale)) is not None:
-            name, (centre, scale) = "smooth", rounder
+            name, (centre, scale) = "smooth", rounder  # one mode: chains may begin in the ellipsoid of its barrier
+            v = torch.randn(y.shape, generator=generator, dtype=y.dtype, device=y.device)
+            y = space.inside_walls(centre + times(scale, v / torch.linalg.vector_norm(v, dim=1, keepdim=True)))
         if name == "smooth" and space.flat is not None and problem.chains is None and self._few(problem, n) >= 2 * RAYS:
             rise = rise_at_walls(space, lambda x: problem.score(x, t), problem.like)
             if rise > 0.0 and problem.target.potential is not None:
@@ -426,7 +428,9 @@ class HMC(Method[HMCState]):
             before=y,
         )  # fmt: skip
         spent, budget = (problem.usage.scores - used) / n, float(len(problem.table))
-        control = control._replace(law=name, spent=spent, centre=plain(centre), scale=plain(scale))
+        control = control._replace(
+            law=name, one_mode=law is not None, spent=spent, centre=plain(centre), scale=plain(scale)
+        )
         if name == "smooth":
             control = control._replace(eps=first_eps(y, scale), length=self._length(problem, y, control, generator))
             if self._tempered(problem, n) and law is None:  # else there is one mode
@@ -505,7 +509,7 @@ class HMC(Method[HMCState]):
         if control.left == WARM_ROWS // 2:
             state = state._replace(before=state.y)
         if control.left == 0:
-            if control.law == "smooth" and self._weighs(problem, len(state.y)):
+            if control.law == "smooth" and not control.one_mode and self._weighs(problem, len(state.y)):
                 tempered = self._tempered(problem, len(state.y))
                 state, control, found = weigh(problem, state, control, generator, tempered)
                 record |= found
