@@ -150,7 +150,8 @@ def second_kind(
     Slice moves on flat sets, a random walk on curved ones. They need the potential. With r the correlation of a
     coordinate before and after them, they undo a share 1 - r of an error of its mean, and m chains show that with a
     standard error of sqrt(2 (1 - r) / m) standard deviations: what they find 95 times in 100 follows, for the
-    coordinate that they move least. Where that is too much for a check, they go on if the evaluations left will do.
+    coordinate that they move least. Where that is too much for a check, and the score says little, as it is zero, or
+    infinite where test functions vanish, they go on if the evaluations left will do.
     """
     n = len(state.y)
     price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
@@ -167,7 +168,7 @@ def second_kind(
         torch.tensor(v, dtype=torch.float64, device=state.y.device) for v in (control.centre, control.scale)
     )
     row = Row("slice", problem.table.t[0], (1,) * moves, centre=centre, scale=scale)
-    before = chains
+    before, alone = chains, control.law in ("constant", "infinite")
     away = state.y - state.y.mean(0)
     spread = away.square().mean(0).sqrt().clamp_min(1e-300)
 
@@ -187,8 +188,8 @@ def second_kind(
         change, spent = seen(chains) - seen(before), spent + cost
         moved = change[:, : before.y.shape[1]].square().mean(0).amin().clamp(1e-9, 2.0) / 2.0  # 1 - r
         detectable = float(((edge + OFTEN) * (2.0 * moved / m).sqrt()).clamp_min(SECOND_SHIFT) / moved)
-        enough = detectable * math.sqrt(spent / budget) <= SECOND_POWER  # it falls like one over the root of the moves
-        if detectable <= SECOND_POWER or not enough or spent + cost > budget:
+        end = detectable * math.sqrt(spent / budget)  # it falls like one over the root of the moves
+        if not alone or detectable <= SECOND_POWER or end > SECOND_POWER or spent + cost > budget:
             break
     t = change.mean(0).abs() / (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
     k = int(t.argmax())

@@ -86,6 +86,7 @@ from casal.methods.metric import (
     linear_score,
     renewed_scale,
     rise_at_walls,
+    some_starts,
 )
 from casal.methods.population import ancestors_left, equal_weights
 from casal.methods.problem import Problem, Uncounted
@@ -148,9 +149,9 @@ would be worth less for the same work."""
 FIRST_FLOWS = (8, 6, 6, 6)
 """Flows of the rows of a warm-up by flows."""
 
-SPREAD = 256
-"""Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
-mode far from all starting points."""
+SPREAD, SPREAD_SHARE = 2048, 8
+"""Points all over a bounded set at which a density is asked whether it is constant or Gaussian, at most, and for every
+chain: it may have a narrow mode far from all starting points."""
 
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
@@ -458,7 +459,7 @@ class HMC(Method[HMCState]):
         """Whether p is constant or Gaussian on a flat set, as its score at points y and all over it says."""
         space, t = space_of(problem), problem.table.t[0].to(problem.like.device)
         log_p = None if problem.target.potential is None else problem.log_density
-        tested = torch.cat([y, spread_over(problem, SPREAD)])
+        tested = torch.cat([some_starts(y), spread_over(problem, min(SPREAD, SPREAD_SHARE * len(y)))])
         return linear_score(space, lambda x: problem.score(x, t), tested, problem.like, log_p)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
