@@ -979,8 +979,10 @@ def mici(name: str, draws: int) -> dict[str, Any]:
 def genome(n: int, steps: int, seed: int) -> dict[str, Any]:
     """iJO1366, uniform: 2583 fluxes of E. coli. There is no reference; what counts is what the run says of itself.
 
-    Not among the tables. 64 chains and 150 flows (``genome(64, 150, 11)``) take 75 s of a processor, 12 of them for the
-    reduction; equations are missed by 4e-15 of the bounds, memory is .45 and R-hat 1.21: such short runs do not mix.
+    Not among the tables. 400 chains (``genome(400, 150, 11)``) take 51 s of a processor, 7 of them for the reduction,
+    and end after 33 flows each; equations are missed by 5e-15 of the bounds, memory is .17, no more than chance, and R-hat
+    1.05. With ``check=True`` the verdict is "unchecked": 400 samples in 582 dimensions show errors above 11 standard
+    deviations only.
     """
     model = metabolism("iJO1366")
     if model is None:

@@ -325,3 +325,14 @@ def test_a_large_field_makes_nothing_of_its_size_squared() -> None:
     assert pinned is not None
     assert pinned.matrix.shape == (3, size)
     torch.testing.assert_close(pinned.matrix[:, :3], torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("width", "equations"), [(1e-7, 0), (0.0, 1)])
+def test_a_thin_polytope_has_an_interior_and_one_without_width_an_equation(width: float, equations: int) -> None:
+    """A turned box, as its reduction sees it: nothing may be lost of a direction that is only narrow."""
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)).Q
+    high = torch.tensor([width, 1.0, 1.0, 1.0], dtype=torch.float64)
+    box = Polytope(torch.cat([turn.T, -turn.T]), torch.cat([high, torch.zeros(4, dtype=torch.float64)]))
+    reduced = box.reduction((4,))
+    assert geometry.codimension(box, (4,)) == equations and box.solid == (equations == 0)
+    assert reduced is not None and reduced.dimension == 4 - equations

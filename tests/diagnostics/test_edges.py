@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics.edges import edge_factor, has_hidden_edge, shape_near
+from casal.diagnostics.edges import edge_factor, has_hidden_edge, shape_near, slopes
 
 from .populations import CENTRE, gaussian
 
@@ -40,6 +40,20 @@ def test_the_factor_vanishes_on_the_edge_and_is_positive_inside(name: str) -> No
     assert factor is not None
     assert float(factor(z)[outside].abs().max()) < 1e-6
     assert float(factor(z)[~outside].min()) > 0.0 and float(factor(z).max()) <= 1.0
+
+
+@every_solid
+def test_the_gradient_of_the_factor_is_that_of_its_differences(name: str) -> None:
+    """At all points but those beside a kink, and beyond the rounding of an end of a ray that is found by bisection."""
+    z, outside = inside_and_outside(SOLID[name])
+    z = z[~outside]
+    factor = edge_factor(SOLID[name], z, torch.full((len(z),), 1.0 / len(z), dtype=torch.float64))
+    assert factor is not None
+    v, h = gaussian(len(z), seed=4), 1e-5
+    difference = (factor(z + h * v) - factor(z - h * v)) / (2 * h)
+    off = ((slopes(factor, z) * v).sum(1) - difference).abs()
+    assert float((off > 1e-4 * (1.0 + difference.abs())).to(z).mean()) < 0.01
+    assert float(difference.abs().mean()) > 0.1
 
 
 def test_surfaces_have_no_edge() -> None:

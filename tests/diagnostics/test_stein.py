@@ -223,3 +223,12 @@ def test_numbers_whose_squares_overflow_and_fields_that_are_no_numbers_are_left_
         return torch.where(y[:, 0] > 0.0, torch.nan, 1.0)
 
     assert stein_terms(z, [-z], lineage, factor=factor) == []
+
+
+def test_few_chains_on_a_flat_set_are_compared_with_the_score_in_its_own_coordinates() -> None:
+    """60 chains in 40 dimensions: no derivatives of equations, no projections, as for many chains."""
+    d, rows = 60, 20
+    A = torch.randn(rows, d, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    target = casal.langevin(lambda x: x, potential=lambda x: x.square().sum(1) / 2, init=torch.zeros(d).double())
+    result = casal.sample(target, casal.Affine(A, torch.zeros(rows).double()) & casal.Box(-1.0, 1.0), casal.HMC(), 60)
+    assert result.cost.check_projections == 0 and 0.0 < result.fidelity.figures["stein_p"] <= 1.0

@@ -421,3 +421,17 @@ def test_an_l1_ball_is_known_by_its_projection(monkeypatch: pytest.MonkeyPatch) 
     assert off() < 4.0
     monkeypatch.setattr(Surface, "walls", lambda self, w: torch.zeros_like(w[:, :1]))
     assert off() > 8.0  # chains leave the ball, and are projected in the end
+
+
+@pytest.mark.statistical
+def test_a_gaussian_with_one_mode_begins_where_the_set_is_whatever_its_starting_points_are() -> None:
+    """N(0, I) in increasing order from hundreds of standard deviations away: sorted draws."""
+    d = 30
+    target = casal.langevin(
+        lambda x: x, potential=lambda x: x.square().sum(1) / 2, init=20.0 * torch.arange(d, dtype=F)
+    )
+    result = casal.sample(target, casal.Monotone(), casal.HMC(), 400)
+    draws = torch.randn(100_000, d, dtype=F, generator=torch.Generator().manual_seed(1)).sort(1).values
+    found = result.expect(lambda z: z)
+    assert float(((found.value - draws.mean(0)) / found.standard_error).abs().max()) < 4.0
+    assert result.fidelity.verdict == "trusted" and "weighed" not in result.trace

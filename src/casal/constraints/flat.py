@@ -674,9 +674,11 @@ class Polytope(Constraint):
         """Raise InfeasibleSet if C is provably empty; tell whether it has an interior."""
         if not len(self._matrix):
             return True
+        sides = _Sides(self._matrix, self._level, torch.zeros_like(self._level, dtype=torch.bool))
+        if (implied := sides.implied()) is not None:
+            return not bool(implied.any())
         start = self._matrix.new_zeros(1, self._matrix.shape[1])
         found = self._set.nearest(start, Budget())
-        sides = _Sides(self._matrix, self._level, torch.zeros_like(self._level, dtype=torch.bool))
         if bool(found.converged[0]):
             return sides.has_room(found.point, ~sides.equal)
         whole = FlatSet(sides.rows(), tidy=False)  # the proof is about the rows as they were given
@@ -709,6 +711,12 @@ class _Sides(NamedTuple):
     def rows(self) -> Rows:
         return Rows.of(self.matrix, torch.where(self.equal, self.bound, -torch.inf), self.bound)
 
+    def implied(self) -> Tensor | None:
+        """Which inequalities hold with equality on all of the set, by linear programmes; None where these fail."""
+        E, W = self.equal, ~self.equal
+        few = len(self.equal) <= MOST_ROWS
+        return implied_equations(self.matrix[E], self.bound[E], self.matrix[W], self.bound[W]) if few else None
+
     def has_room(self, point: Tensor, chosen: Tensor) -> bool:
         """Whether the chosen rows can all hold with room to spare, from a point (1, d) where all of them hold."""
         room = INTERIOR * (norm(point) + self.bound.abs())
@@ -728,18 +736,17 @@ def flat_parts(rows: Rows, *, only_in_disguise: bool = False) -> Parts | None:
         only_in_disguise: None as well if no inequality is an equation in disguise.
     """
     sides = _Sides.of(rows)
-    start = sides.matrix.new_zeros(1, sides.matrix.shape[1])
-    found = FlatSet(rows).nearest(start, Budget())
-    if not bool(found.converged[0]):
-        return None
     equal = sides.equal.clone()
-    if bool((~equal).any()) and not sides.has_room(found.point, ~equal):
-        if len(equal) > MOST_ROWS:
+    implied = sides.implied()
+    if implied is not None:
+        equal[~equal] = implied
+    elif bool((~equal).any()):
+        found = FlatSet(rows).nearest(sides.matrix.new_zeros(1, sides.matrix.shape[1]), Budget())
+        if not bool(found.converged[0]):
             return None
-        implied = implied_equations(sides.matrix[equal], sides.bound[equal], sides.matrix[~equal], sides.bound[~equal])
-        if implied is not None:
-            equal[~equal] = implied
-        else:
+        if not sides.has_room(found.point, ~equal):
+            if len(equal) > MOST_ROWS:
+                return None
             for row in torch.nonzero(~equal).flatten():
                 equal[row] = not sides.has_room(found.point, torch.arange(len(equal)) == row)
     if only_in_disguise and bool((equal == sides.equal).all()):

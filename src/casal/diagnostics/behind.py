@@ -121,7 +121,8 @@ def view(problem: Problem, constraint: Constraint, z: Tensor, weights: Tensor, l
 def inner_view(problem: Problem, y: Tensor, before: Tensor, weights: Tensor) -> View | None:
     """The view of chains that move in the free coordinates of a flat set with equations (``constraints/reduction.py``).
 
-    In coordinates in which they spread evenly; None for other sets.
+    In coordinates in which they spread evenly, or each of them does where the chains are too few for more; None for
+    other sets.
 
     Args:
         problem: Model, set and decoder.
@@ -130,12 +131,12 @@ def inner_view(problem: Problem, y: Tensor, before: Tensor, weights: Tensor) -> 
         weights: (n,), sum one.
     """
     flat = None if problem.constraint.chains is not None or not problem.decoder.linear else reduction(problem)
-    if flat is None or flat.basis is None or y.shape[1] != flat.dimension or len(y) <= 2 * flat.dimension:
+    if flat is None or flat.basis is None or y.shape[1] != flat.dimension:
         return None
     centre = before.mean(0)
     root, failed = torch.linalg.cholesky_ex((before - centre).T @ (before - centre) / len(before))
-    if int(failed):
-        return None
+    if int(failed) or len(y) <= 2 * flat.dimension:
+        root = torch.diag(before.std(0).clamp_min(1e-300))
     u = torch.linalg.solve_triangular(root, (y - centre).T, upper=False).T
     walls = rounded(flat.walls, flat.room, centre, root)
     factor = edge_factor(Polytope(walls.normals, walls.levels[0]), u, weights) if len(flat.walls) else None

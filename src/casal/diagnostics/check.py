@@ -185,6 +185,11 @@ class Evidence:
         """The last value of each series of the trace."""
         return {name: float(values[-1]) for name, values in self.run.trace.items() if len(values)}
 
+    @property
+    def one_mode(self) -> bool:
+        """Whether the density was seen to be constant or Gaussian on a convex set (``HMC``)."""
+        return self.last.get("one_mode", 0.0) == 1.0
+
     @cached_property
     def rho(self) -> float | None:
         """The coupling at which a ladder ended; None for methods without one."""

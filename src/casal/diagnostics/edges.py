@@ -13,6 +13,7 @@ from torch import Tensor
 
 from casal.constraints import Constraint, Parts, geometry
 from casal.errors import CasalError, SettingError
+from casal.linalg import jacobian
 from casal.methods.surface import Surface
 
 LEAVES = 1e-2
@@ -20,6 +21,9 @@ LEAVES = 1e-2
 
 FARTHEST = 50.0
 BISECTIONS = 45
+
+BEYOND = 1e-4
+"""Share of a ray beyond its end from which the way back is the normal there."""
 
 ON_THE_SET = 1e-9
 """Violation up to which a point is in a set, or in a piece of it."""
@@ -166,7 +170,12 @@ def edge_factor(solid: Constraint, z: Tensor, weights: Tensor) -> Map | None:
     mean = torch.tensordot(weights, z, dims=1)
     if not solid.convex or bool((solid.violation(mean.expand_as(z)) > 0.0).any()):
         return None
-    return lambda y: 1.0 - 1.0 / _stretch(solid, y, mean)
+    return lambda y: _ray_factor(solid, y, mean)
+
+
+def slopes(factor: Map, z: Tensor) -> Tensor:
+    """The gradients of a factor at points (n, *event), (n, d)."""
+    return jacobian(lambda y: factor(y)[:, None], z)[0].flatten(1)
 
 
 def _largest_factor(pieces: Sequence[Constraint], z: Tensor, weights: Tensor) -> Map | None:
@@ -183,6 +192,22 @@ def _largest_factor(pieces: Sequence[Constraint], z: Tensor, weights: Tensor) ->
             return None
         factors.append(factor)
     return (lambda y: torch.stack([factor(y) for factor in factors]).amax(0).clamp_min(0.0)) if factors else None
+
+
+def _ray_factor(solid: Constraint, y: Tensor, mean: Tensor) -> Tensor:
+    """g = 1 - 1 / s of points of a convex set, with its gradient: dg = -n . dy / n . (b - mean), b the end of the ray.
+
+    The outward normal n at b is the way back of a point just beyond b.
+    """
+    z = y.detach()
+    s = _stretch(solid, z, mean)
+    if not y.requires_grad:
+        return 1.0 - 1.0 / s
+    ray = s.reshape(-1, *[1] * (z.ndim - 1)) * (z - mean)
+    out = mean + (1.0 + BEYOND) * ray
+    normal = out - solid.project(out)
+    height, rise = ((normal * v).flatten(1).sum(1) for v in (ray, y - z))
+    return 1.0 - 1.0 / s - rise / height.clamp_min(torch.finfo(z.dtype).tiny)
 
 
 def _stretch(solid: Constraint, z: Tensor, mean: Tensor) -> Tensor:

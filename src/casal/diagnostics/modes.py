@@ -240,8 +240,9 @@ def clenshaw_curtis(intervals: int) -> tuple[npt.NDArray[np.float64], npt.NDArra
 
 
 def modes_of(evidence: Evidence) -> Modes:
-    """Clusters of the samples of a run; one where every chain has a set or a condition of its own."""
-    return find_modes(evidence.flat, most=MOST_MODES if evidence.problem.chains is None else 1)
+    """Clusters of the samples of a run; one where that is known, and where chains have their own sets or conditions."""
+    alone = evidence.problem.chains is not None or evidence.one_mode
+    return find_modes(evidence.flat, most=1 if alone else MOST_MODES)
 
 
 def jump(evidence: Evidence) -> Iterator[Check]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from casal.diagnostics.behind import view_of
 from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, evenly
+from casal.diagnostics.edges import slopes
 from casal.diagnostics.model_score import COARSE
 from casal.diagnostics.modes import line_integral, slope_of
 from casal.methods.population import Lineage
@@ -293,7 +294,8 @@ def _in_holes(holes: list[Region], x: Tensor) -> Tensor:
 def peaks(evidence: Evidence) -> Iterator[Check]:
     """Whether the samples are where the density is: in sets with an interior, of a fixed density."""
     problem, lineage, d = evidence.problem, evidence.lineage, evidence.flat.shape[1]
-    if not problem.table.static or problem.chains is not None or lineage.effective < max(FEWEST_TESTED, 2 * d):
+    alone = not problem.table.static or problem.chains is not None or evidence.one_mode
+    if alone or lineage.effective < max(FEWEST_TESTED, 2 * d):
         return
     seen = view_of(evidence, torch.arange(len(evidence.z), device=evidence.z.device))
     z, event, potential = seen.points.flatten(1), tuple(seen.points.shape[1:]), problem.target.potential
@@ -326,8 +328,7 @@ def peaks(evidence: Evidence) -> Iterator[Check]:
 
     def normal(u: Tensor) -> Tensor:
         assert factor is not None
-        steps = DIFFERENCE * torch.eye(d, dtype=u.dtype, device=u.device)
-        rise = torch.stack([factor(out(u + step)) - factor(out(u - step)) for step in steps], 1)
+        rise = slopes(factor, out(u)) @ root
         return rise / torch.linalg.vector_norm(rise, dim=1, keepdim=True).clamp_min(1e-300)
 
     u = torch.linalg.solve_triangular(root, (z - mean).T, upper=False).T

@@ -56,7 +56,7 @@ from casal.diagnostics.check import (
     NotAvailable,
     zero_test,
 )
-from casal.diagnostics.edges import has_hidden_edge, parts_of
+from casal.diagnostics.edges import has_hidden_edge, parts_of, slopes
 from casal.diagnostics.model_score import Slope, along, gradient, refuse_wrong_network, scores_at
 from casal.diagnostics.modes import modes_of
 from casal.errors import CasalError
@@ -161,8 +161,9 @@ def stein_terms(
         return []  # numbers whose squares overflow
     at = tangents(z, spread, project)
     halves = [torch.nonzero(lineage.halves == k).flatten() for k in (0, 1)]
+    edge = None if factor is None else (factor(z), slopes(factor, z))
     flows = [
-        _Flow(z, place, score, at, factor, whitened(place[half], lineage.some(half).weights, spread)) for half in halves
+        _Flow(z, place, score, at, edge, whitened(place[half], lineage.some(half).weights, spread)) for half in halves
     ]
     if not all(len(flow.white.fields) for flow in flows):
         return []
@@ -207,7 +208,7 @@ class _Flow:
         place: They, or their places within their modes.
         score: s at them, of one level or several.
         at: The surface there.
-        factor: g.
+        edge: g and its gradient; None for one.
         white: The coordinates.
     """
 
@@ -217,17 +218,17 @@ class _Flow:
         place: Tensor,
         score: Sequence[Tensor],
         at: Tangents,
-        factor: Map | None,
+        edge: tuple[Tensor, Tensor] | None,
         white: Whitened,
     ) -> None:
-        self._z, self._place, self._score, self._at, self._factor = z, place, score, at, factor
+        self._z, self._place, self._score, self._at, self._edge = z, place, score, at, edge
         self.levels = frozenset[int]()
-        self._g = z.new_ones(len(z)) if factor is None else factor(z)
+        self._g = z.new_ones(len(z)) if edge is None else edge[0]
         first, turned, known = list[Tensor](), list[Tensor](), torch.zeros(len(white.fields), dtype=torch.bool)
         for k, w in enumerate(white.fields):
             tangent = at.push(w.expand_as(z), STEP)
             slope = along(score, tangent)
-            flow = None if slope is None else self._flow(w, tangent, slope, STEP)
+            flow = None if slope is None else self._flow(w, tangent, slope)
             if flow is not None:
                 known[k] = True
                 first.append(flow)
@@ -239,14 +240,12 @@ class _Flow:
             self.first = torch.stack(first, 1)
             self.turned = torch.stack(turned, 1)[:, :, known]  # g (T w_j) . c_l
 
-    def _flow(self, w: Tensor, tangent: Tensor, slope: Slope, h: float) -> Tensor | None:
+    def _flow(self, w: Tensor, tangent: Tensor, slope: Slope) -> Tensor | None:
         """g (H . w + s . T w) + dg(T w) of a field w, constant or along z; None where it is no number."""
         self.levels |= {slope.level}
         flow = self._g * ((self._at.bend * w).sum(1) + slope.values)
-        if self._factor is not None:  # differences are short beside the width of the set along the field
-            rough = _slope(self._factor, self._z, tangent, h).abs()
-            width = float((self._g / rough.clamp_min(torch.finfo(rough.dtype).tiny)).median())
-            flow = flow + _slope(self._factor, self._z, tangent, h * min(1.0, max(width, FLAT)))
+        if self._edge is not None:
+            flow = flow + (self._edge[1] * tangent).sum(1)
         return flow if bool(torch.isfinite(flow).all()) else None
 
     def second(self, some: Tensor) -> Tensor:
@@ -259,10 +258,10 @@ class _Flow:
         Also g times the root of the dimension, (n,), and what the noise may take from s . (z - m): small errors along
         many narrow directions add up.
         """
-        away, h = self._place - self.white.mean, STEP / math.sqrt(self._z.shape[1])
-        tangent, size = self._at.push(away, h), self._at.dimension
+        away = self._place - self.white.mean
+        tangent, size = self._at.push(away, STEP / math.sqrt(self._z.shape[1])), self._at.dimension
         root, slope = self._g * size.clamp_min(0.0).sqrt(), along(self._score, tangent)
-        flow = None if slope is None else self._flow(away, tangent, slope, h)
+        flow = None if slope is None else self._flow(away, tangent, slope)
         if slope is None or flow is None:
             return torch.zeros_like(root), root, torch.zeros_like(root)
         return flow + self._g * size, root, slope.doubt * self._g * slope.values.abs()
@@ -354,11 +353,6 @@ def tangents(z: Tensor, spread: Tensor, project: Map | None) -> Tangents:
         bend += second(tangent, step(tangent, 1.0 / float(spread.max()))) * (size / PROBES)
         dimension += tangent.square().sum(1) * (size / PROBES)
     return Tangents(bend, push, dimension)
-
-
-def _slope(factor: Map, z: Tensor, v: Tensor, h: float) -> Tensor:
-    """grad g . v at z."""
-    return (factor(z + h * v) - factor(z - h * v)) / (2.0 * h)
 
 
 def by_score(evidence: Evidence) -> Iterator[Check]:

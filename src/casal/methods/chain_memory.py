@@ -27,18 +27,18 @@ from casal.methods.trajectories import pace, rattle, slices
 MOST_MEMORY, ERRORS = 0.15, 4.5
 """Correlation with an earlier state that is let pass, beyond so many standard errors."""
 
-
 ALLOWED_R_HAT = 0.2
 """Excess of R-hat over its edge that is no objection: a mean correlation of 0.35 between two of three places of a run.
 The samples are the last of them, and memory, which compares the first with it, lets as much pass for 400 chains."""
 
-SECOND_CHAINS, SECOND_MOVES, SECOND_SHARE = 256, (4, 24), 0.05
-"""Chains that take a second kind of move, the fewest and the most moves, and the share of all evaluations for them."""
+SECOND_CHAINS, SECOND_MOVES, SECOND_SHARE = 512, (4, 12), 0.05
+"""Chains that take a second kind of move, at most; the fewest and the most moves at a time; and the share of all
+evaluations for them, and of those that are left, of which flows use hardly any."""
 
-SECOND_LEVEL, SECOND_SHIFT = 1e-6, 0.1
-"""Probability of an objection to right samples, if differences were normal, and the shift in standard deviations below
-which there is none. Squares have longer tails: one of some 60 runs passed the edge of 1e-4."""
-
+SECOND_LEVEL, SECOND_SHIFT, SECOND_POWER = 1e-6, 0.1, 1.5
+"""Probability of an objection to right samples, if differences were normal; the shift in standard deviations below
+which there is none; and the error of a mean, likewise, that it has to find to count as a check. Squares have longer
+tails: one of some 60 runs passed the edge of 1e-4."""
 
 LARGEST_SHIFT, LATE_ERRORS = 0.1, 2.0
 """What is left of a wrong start, in deviations, that is let pass; how far a mean may go on moving, beyond so many
@@ -157,15 +157,17 @@ def second_kind(
     Slice moves on flat sets, a random walk on curved ones. They need the potential. With r the correlation of a
     coordinate before and after them, they undo a share 1 - r of an error of its mean, and m chains show that with a
     standard error of sqrt(2 (1 - r) / m) standard deviations: what they find 95 times in 100 follows, for the
-    coordinate that they move least.
+    coordinate that they move least. Where that is too much for a check, and the score says little, as it is zero, or
+    infinite where test functions vanish, they go on if the evaluations left will do.
     """
     n = len(state.y)
     price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
-    most = SECOND_SHARE * len(problem.table) * n / price  # moves of all chains together
-    m = int(min(SECOND_CHAINS, n, most / SECOND_MOVES[0]))
+    every, spent = float(len(problem.table) * n), 0.0
+    first, left = SECOND_SHARE * every / price, SECOND_SHARE * max(0.0, every - problem.usage.scores)
+    m, budget = int(min(SECOND_CHAINS, n, first / SECOND_MOVES[0])), SECOND_SHARE * every + left
     if problem.target.potential is None or problem.chains is not None or m < 2 * FEWEST_CHAINS:
         return {}
-    moves = min(SECOND_MOVES[1], int(most / m))
+    moves, eps = min(SECOND_MOVES[1], int(first / m)), control.eps
     some = torch.arange(m, device=state.y.device) * n // m
     chains = HMCState(*(part[some] for part in state))
     chains = chains._replace(log_p=problem.log_density(space.latents(chains.y, problem.like)))
@@ -173,14 +175,7 @@ def second_kind(
         torch.tensor(v, dtype=torch.float64, device=state.y.device) for v in (control.centre, control.scale)
     )
     row = Row("slice", problem.table.t[0], (1,) * moves, centre=centre, scale=scale)
-    before = chains
-    if space.flat is not None:
-        chains = slices(space, problem, chains, row, generator)
-    else:
-        eps = control.eps
-        for _ in range(moves):  # eps is that of steps with a force, and the walk is checked, not used: it may adapt
-            chains = rattle(space, problem, chains, row._replace(lengths=(1,), eps=eps, blind=True), generator)
-            eps *= pace(float(chains.accepted.mean()), 1.0)
+    before, alone = chains, control.law in ("constant", "infinite")
     away = state.y - state.y.mean(0)
     spread = away.square().mean(0).sqrt().clamp_min(1e-300)
 
@@ -188,16 +183,25 @@ def second_kind(
         u = (part.y - state.y.mean(0)) / spread
         return torch.cat([u, u.square(), part.log_p[:, None] / before.log_p.std().clamp_min(1e-9)], 1)
 
-    change = seen(chains) - seen(before)
-    error = (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
-    t = change.mean(0).abs() / error
-    level = torch.tensor(SECOND_LEVEL / (2 * len(t)), dtype=torch.float64)
-    k, edge = int(t.argmax()), -float(torch.special.ndtri(level))
-    moved = change[:, : before.y.shape[1]].square().mean(0).amin().clamp(1e-9, 2.0) / 2.0  # 1 - r
-    needed = (edge + OFTEN) * (2.0 * moved / m).sqrt()
+    edge = -float(torch.special.ndtri(torch.tensor(SECOND_LEVEL / (4 * before.y.shape[1] + 2), dtype=torch.float64)))
+    while True:
+        if space.flat is not None:
+            chains = slices(space, problem, chains, row, generator)
+        else:
+            for _ in range(moves):  # eps is that of steps with a force, and the walk is checked, not used: it may adapt
+                chains = rattle(space, problem, chains, row._replace(lengths=(1,), eps=eps, blind=True), generator)
+                eps *= pace(float(chains.accepted.mean()), 1.0)
+        cost = float(chains.gap.sum()) if space.flat is not None else float(m * moves)
+        change, spent = seen(chains) - seen(before), spent + cost
+        moved = change[:, : before.y.shape[1]].square().mean(0).amin().clamp(1e-9, 2.0) / 2.0  # 1 - r
+        detectable = float(((edge + OFTEN) * (2.0 * moved / m).sqrt()).clamp_min(SECOND_SHIFT) / moved)
+        end = detectable * math.sqrt(spent / budget)  # it falls like one over the root of the moves
+        if not alone or detectable <= SECOND_POWER or end > SECOND_POWER or spent + cost > budget:
+            break
+    t = change.mean(0).abs() / (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
+    k = int(t.argmax())
     return {
-        "second_detectable": float(needed.clamp_min(SECOND_SHIFT) / moved),
-        "second_t": float(t[k]), "second_edge": edge,
+        "second_detectable": detectable, "second_t": float(t[k]), "second_edge": edge,
         "second_shift": float(change.mean(0)[k].abs() / seen(before).std(0)[k].clamp_min(1e-9)),
     }  # fmt: skip
 

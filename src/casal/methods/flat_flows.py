@@ -28,7 +28,7 @@ TIME, ORBIT = (1.25, 3.75), (0.4 * math.pi, 0.6 * math.pi)
 MOST_BOUNCES = 100
 """Walls that a flow may meet for every dimension."""
 
-TOGETHER = 6
+TOGETHER = 4
 """Bounces of all chains after which those whose flow has ended are looked for: to begin a flow takes as many calls as
 several bounces."""
 

@@ -86,10 +86,11 @@ from casal.methods.metric import (
     linear_score,
     renewed_scale,
     rise_at_walls,
+    some_starts,
 )
 from casal.methods.population import ancestors_left, equal_weights
 from casal.methods.problem import Problem, Uncounted
-from casal.methods.scales import FEWEST_CHAINS, main_directions, shrinkage, solve
+from casal.methods.scales import FEWEST_CHAINS, main_directions, shrinkage, solve, times
 from casal.methods.surface import Surface
 from casal.methods.tempering import (
     DECADES,
@@ -146,9 +147,9 @@ would be worth less for the same work."""
 FIRST_FLOWS = (8, 6, 6, 6)
 """Flows of the rows of a warm-up by flows."""
 
-SPREAD = 256
-"""Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
-mode far from all starting points."""
+SPREAD, SPREAD_SHARE = 2048, 8
+"""Points all over a bounded set at which a density is asked whether it is constant or Gaussian, at most, and for every
+chain: it may have a narrow mode far from all starting points."""
 
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
@@ -271,10 +272,10 @@ class HMC(Method[HMCState]):
         if control.flows or (phase == "draw" and space.flat is not None):
             count, left = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)], len(problem.table) - control.spent
             if phase == "main":
-                count = 2 << (MAIN_ROWS - control.left)
+                count = 1 << (MAIN_ROWS - control.left)
             if gathers:  # all draws in one row, where chains do not wait for each other
                 left = self._left(problem, control)
-                count, row = math.ceil(min(control.gap, left)), row._replace(draws=control.left)
+                count, row = round(min(control.gap, left)), row._replace(draws=control.left)
             straight = control.law == "constant" or (phase == "draw" and control.reference == "uniform")
             return row._replace(kind="flow" if straight else "orbit", lengths=(1,) * max(1, min(count, int(left))))
         allowance = (limit - control.spent) / ((1 << control.left) - 1 if phase == "main" else max(control.left, 1))
@@ -405,11 +406,13 @@ class HMC(Method[HMCState]):
         name, centre, scale = law or ("smooth", torch.zeros_like(y[0]), torch.zeros(0, dtype=y.dtype))
         if law is None:
             scale = first_scale(space, problem, y) if space.flat is not None else curved_scale(problem, y)
-        record = dict[str, float]()
+        record = {} if law is None else {"one_mode": 1.0}
         if name == "constant":
             centre, scale = barrier(space.flat)
         elif name == "gaussian" and (rounder := crowded(space.flat, centre, scale)) is not None:
-            name, (centre, scale) = "smooth", rounder
+            name, (centre, scale) = "smooth", rounder  # one mode: chains may begin in the ellipsoid of its barrier
+            v = torch.randn(y.shape, generator=generator, dtype=y.dtype, device=y.device)
+            y = space.inside_walls(centre + times(scale, v / torch.linalg.vector_norm(v, dim=1, keepdim=True)))
         if name == "smooth" and space.flat is not None and problem.chains is None and self._few(problem, n) >= 2 * RAYS:
             rise = rise_at_walls(space, lambda x: problem.score(x, t), problem.like)
             if rise > 0.0 and problem.target.potential is not None:
@@ -425,7 +428,9 @@ class HMC(Method[HMCState]):
             before=y,
         )  # fmt: skip
         spent, budget = (problem.usage.scores - used) / n, float(len(problem.table))
-        control = control._replace(law=name, spent=spent, centre=plain(centre), scale=plain(scale))
+        control = control._replace(
+            law=name, one_mode=law is not None, spent=spent, centre=plain(centre), scale=plain(scale)
+        )
         if name == "smooth":
             control = control._replace(eps=first_eps(y, scale), length=self._length(problem, y, control, generator))
             if self._tempered(problem, n) and law is None:  # else there is one mode
@@ -438,7 +443,8 @@ class HMC(Method[HMCState]):
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
         """The warm-up begins."""
         if control.flows:
-            return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0, spent=0.0)
+            rows = len(FIRST_FLOWS) if control.law == "constant" else 1  # a Gaussian has its metric
+            return control._replace(phase="warm", left=rows, share=1.0, spent=0.0)
         limit = max(control.spent, (usual if self.warm_up is None else self.warm_up) * budget)
         kept = MAIN_ROWS + control.draws - 1
         rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - kept)
@@ -454,7 +460,7 @@ class HMC(Method[HMCState]):
         """Whether p is constant or Gaussian on a flat set, as its score at points y and all over it says."""
         space, t = space_of(problem), problem.table.t[0].to(problem.like.device)
         log_p = None if problem.target.potential is None else problem.log_density
-        tested = torch.cat([y, spread_over(problem, SPREAD)])
+        tested = torch.cat([some_starts(y), spread_over(problem, min(SPREAD, SPREAD_SHARE * len(y)))])
         return linear_score(space, lambda x: problem.score(x, t), tested, problem.like, log_p)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
@@ -503,7 +509,7 @@ class HMC(Method[HMCState]):
             return (state._replace(before=state.y) if control.left == SETTLED // 2 else state), control, record
         state, control = self._settled(problem, *self._renew(problem, state, control))
         if control.left == 0:
-            if control.law == "smooth" and self._weighs(problem, len(state.y)):
+            if control.law == "smooth" and not control.one_mode and self._weighs(problem, len(state.y)):
                 tempered = self._tempered(problem, len(state.y))
                 state, control, found = weigh(problem, state, control, generator, tempered)
                 record |= found
@@ -593,7 +599,7 @@ class HMC(Method[HMCState]):
         rounds = MAIN_ROWS - control.left
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
-        moving = drift(state.anchor, state.before, state.y).late
+        moving = 0.0 if control.weighed else drift(state.anchor, state.before, state.y).late
         forgotten = forgotten and moving <= LARGEST_SHIFT
         if (control.ending and moving <= LARGEST_SHIFT) or control.left == 0:
             whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept

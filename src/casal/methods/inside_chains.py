@@ -184,6 +184,7 @@ class Control(NamedTuple):
         phase: "look", "draw", "temper", "warm", "weigh", "main", "gather" or "end".
         left: Rows left of the phase.
         law: "constant", "gaussian", "smooth", or "infinite" at a wall.
+        one_mode: Whether it is constant or Gaussian on a flat set, even if its orbits meet too many walls.
         limit: Evaluations of a chain at which the phase ends.
         spent: Evaluations of a chain so far; flows, where its moves are flows.
         eps: Size of a leapfrog.
@@ -211,6 +212,7 @@ class Control(NamedTuple):
     phase: str = "look"
     left: int = 0
     law: str = "smooth"
+    one_mode: bool = False
     limit: float = 0.0
     spent: float = 0.0
     eps: float = 0.5

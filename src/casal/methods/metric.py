@@ -29,6 +29,11 @@ STARTS, TESTED, STRAIGHT = 512, 64, 1e-8
 """Starting points and others at which a score is compared with a linear one, and the relative difference let pass."""
 
 
+def some_starts(y: Tensor) -> Tensor:
+    """At most STARTS of points, evenly."""
+    return y[torch.linspace(0, len(y) - 1, min(len(y), STARTS), device=y.device).round().long()]
+
+
 RAYS, DISTANCES, LEAST_RISE = 128, (1e-3, 1e-5), 0.05
 """Rays on which a density is followed to a wall, the shares of the way that are left, and the smallest exponent that
 counts: for smaller ones leapfrogs are right, as hardly any mass is where they are refused."""
@@ -186,7 +191,7 @@ def linear_score(
     """Constant or Gaussian densities on a flat set, with centre and scale of the Gaussian; None for others.
 
     Also None where chains have sets of their own. The score at 2 r points around the interior point gives the
-    precision. It has to be linear at some points of the chains, and at points in all directions at up to a hundred
+    precision. It has to be linear at the points y, and at points in all directions at up to a hundred
     spreads from the centre of the Gaussian; log p, if it is known, has to be quadratic there.
     """
     flat = space.flat
@@ -208,10 +213,9 @@ def linear_score(
         return None
     centre = torch.zeros_like(g[0]) if constant else torch.cholesky_solve(g[0][:, None], root)[:, 0]
     scale = eye if constant else torch.linalg.inv(root).T
-    some = y[torch.linspace(0, len(y) - 1, min(len(y), STARTS), device=device).round().long()]
     far = torch.randn((TESTED, r), generator=generator, dtype=y.dtype, device=device)
     size = torch.logspace(-1, 2, TESTED, dtype=y.dtype, device=device)[:, None]
-    tested = torch.cat([some, flat.drawn_in(centre + size * times(scale, far), 0.999)])
+    tested = torch.cat([y, flat.drawn_in(centre + size * times(scale, far), 0.999)])
     told = space.pull(score(space.latents(tested, like)))
     off, most = ((part / units).abs().amax() for part in (g[0] - tested @ precision - told, torch.cat([told, g])))
     rounding = max(STRAIGHT, 1e3 * torch.finfo(like.dtype).eps)

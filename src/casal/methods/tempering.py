@@ -36,7 +36,16 @@ from casal.methods.inside_chains import (
     plain,
     space_of,
 )
-from casal.methods.metric import DENSE, barrier, curved_scale, first_eps, first_scale, linear_score, root_of
+from casal.methods.metric import (
+    DENSE,
+    barrier,
+    curved_scale,
+    first_eps,
+    first_scale,
+    linear_score,
+    root_of,
+    some_starts,
+)
 from casal.methods.mode_weights import Mixture, clusters, covers, first_weights, fit
 from casal.methods.population import effective_ancestors, equal_weights, groups_of, normalised, resample, temper
 from casal.methods.problem import Problem
@@ -161,7 +170,7 @@ def begin(space: Space, problem: Problem, control: Control, state: HMCState, lim
         root = root_of(y - y.mean(0))
         if start is None or (root is not None and shrinkage(scale, root) < WIDEST):
             return control._replace(reference="uniform", centre=plain(centre), scale=plain(scale))
-    found = None if start is None else linear_score(space, start.score, y, problem.like)
+    found = None if start is None else linear_score(space, start.score, some_starts(y), problem.like)
     if found is None or found[0] != "gaussian":
         return control._replace(phase="temper", left=_levels(problem, control))
     return control._replace(centre=plain(found[1]), scale=plain(found[2]))

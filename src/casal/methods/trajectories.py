@@ -139,24 +139,22 @@ def slices(space: Space, problem: Problem, state: HMCState, row: Row, generator:
     flat = space.flat
     assert flat is not None
     y, log_p, refused, asked = state.y, state.log_p, torch.zeros_like(state.log_p), torch.zeros_like(state.log_p)
-    across, count = torch.linalg.pinv(flat.walls), len(flat.walls)
+    count, walls = len(flat.walls), transposed(row.scale, flat.walls)
+    across, slack = solve(row.scale, torch.linalg.pinv(flat.walls).T), flat.room - y @ flat.walls.T
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=y.dtype, device=y.device)
 
     moves = sum(row.lengths)
     for _ in range(moves):
-        v = times(row.scale, torch.randn(y.shape, generator=generator, dtype=y.dtype, device=y.device))
+        v = torch.randn(y.shape, generator=generator, dtype=y.dtype, device=y.device)
         if count > 1:
             pair = torch.randint(count, (2, len(y)), generator=generator, device=y.device)
-            few = (across[:, pair[0]] - across[:, pair[1]]).T
-            straight = (uniform(len(y)) < 0.5) & (few.abs().amax(1) > 1e-9)
-            v = pick(
-                straight,
-                few / torch.linalg.vector_norm(solve(row.scale, few), dim=1, keepdim=True).clamp_min(1e-300),
-                v,
-            )
-        speed, slack = v @ flat.walls.T, flat.room - y @ flat.walls.T
+            few = across[pair[0]] - across[pair[1]]
+            size = torch.linalg.vector_norm(few, dim=1, keepdim=True)
+            straight = (uniform(len(y)) < 0.5) & (size[:, 0] > 1e-9 * float(across.abs().max()))
+            v = pick(straight, few / size.clamp_min(1e-300), v)
+        speed, v = v @ walls.T, times(row.scale, v)
         u = uniform(2, len(y))
         low, high = -LINE * u[0], LINE * (1.0 - u[0])
         if count:
@@ -164,8 +162,7 @@ def slices(space: Space, problem: Problem, state: HMCState, row: Row, generator:
             high = torch.minimum(high, torch.where(speed > 0, ahead, torch.inf).amin(1))
             low = torch.maximum(low, torch.where(speed < 0, ahead, -torch.inf).amax(1))
         level, left = log_p + torch.log(u[1]), torch.arange(len(y), device=y.device)
-        y, log_p = y.clone(), log_p.clone()
-        at = y.clone()
+        at, y, log_p, went = y, y.clone(), log_p.clone(), torch.zeros_like(log_p)
         for _ in range(CUTS):
             t = low[left] + (high - low)[left] * uniform(len(left))
             here = space.take(left)
@@ -173,7 +170,7 @@ def slices(space: Space, problem: Problem, state: HMCState, row: Row, generator:
             found = problem.take(left).log_density(here.latents(there, problem.like))
             good = found >= level[left]
             asked[left] += 1.0
-            y[left[good]], log_p[left[good]] = there[good], found[good]
+            y[left[good]], log_p[left[good]], went[left[good]] = there[good], found[good], t[good]
             bad = left[~good]
             before = t[~good] < 0
             low[bad], high[bad] = torch.where(before, t[~good], low[bad]), torch.where(before, high[bad], t[~good])
@@ -181,6 +178,7 @@ def slices(space: Space, problem: Problem, state: HMCState, row: Row, generator:
             if not len(left):
                 break
         refused[left] += 1.0 / moves
+        slack = slack - went[:, None] * speed
     return state._replace(y=y, log_p=log_p, accepted=1.0 - refused, refused=refused, gap=asked)
 
 
