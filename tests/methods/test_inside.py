@@ -314,7 +314,7 @@ def test_rounds_go_on_while_the_means_of_all_chains_move(monkeypatch: pytest.Mon
     for seed in (1, 2):
         z, verdict = run(seed)
         assert abs(z) < 3.0 and verdict == "trusted"
-    monkeypatch.setattr(hmc, "drift", lambda *places: Drift(0.0, 0.0, 0.0))
+    monkeypatch.setattr(hmc, "drift", lambda *places: Drift(0.0, 0.0, 0.0, 0.0))
     assert run(2)[1] == "suspect"
 
 

@@ -120,7 +120,7 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
 
     Of the chains of other methods, what they know of their start is a figure; ``unforgotten`` asks whether it matters.
     Where a second pass has weighed the modes, its chains follow p when adaptation ends, and their ancestors are its
-    independent draws: they may stay in their modes, and move slowly.
+    independent draws: they may stay in their modes, and move slowly, but their means rest.
     """
     anchor, last, labels = getattr(evidence.run.state, "anchor", None), evidence.last, evidence.problem.groups()
     if anchor is None or len(anchor) != len(evidence.run.samples):
@@ -173,12 +173,12 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
         way_out,
         figures={"memory": found.value} | ({"refused": last["refused"]} if "refused" in last else {}),
     )
-    way, late, told = drift(*(getattr(evidence.run.state, name)[chains] for name in ("anchor", "before", "y")))
+    way, late, told, left = drift(*(getattr(evidence.run.state, name)[chains] for name in ("anchor", "before", "y")))
     yield Check(
-        late,
-        math.inf if weighed == 1.0 else LARGEST_SHIFT,
+        left,
+        LARGEST_SHIFT,
         f"the chains are still on their way: a mean moved by {way:.2g} standard deviations since adaptation ended "
-        f"({told:.1f} standard errors), by more than {late:.2g} in the last half of that",
+        f"({told:.1f} standard errors), by {late:.2g} in the last half of that",
         evidence.more_steps(),
     )
 

@@ -41,8 +41,8 @@ which there is none; and the error of a mean, likewise, that it has to find to c
 tails: one of some 60 runs passed the edge of 1e-4."""
 
 LARGEST_SHIFT, LATE_ERRORS = 0.1, 2.0
-"""What is left of a wrong start, in deviations, that is let pass; how far a mean may go on moving, beyond so many
-standard errors: of some tens of means at rest, one moves by two of them."""
+"""What is left of a wrong start, in deviations, that is let pass; and the standard errors by which one of some tens of
+means at rest moves."""
 
 
 class Memory(NamedTuple):
@@ -94,27 +94,33 @@ class Drift(NamedTuple):
 
     Attributes:
         way: How far it moved, in standard deviations.
-        late: How far in the last part of the way, less two standard errors.
+        late: How far in the last part of the way.
         told: The first in standard errors.
+        left: How far it may still have to go: l^2 / (w - 2 l), where w and l = ``late`` are the first two terms of a
+            geometric decay, at most l; and at least l less two standard errors, since there may be slower parts.
     """
 
     way: float
     late: float
     told: float
+    left: float
 
 
 def drift(anchor: Tensor, before: Tensor, y: Tensor) -> Drift:
     """Of means over chains, from where they were first (n, k) by way of a place in between to where they are."""
     if len(y) < FEWEST_CHAINS:
-        return Drift(0.0, 0.0, 0.0)
+        return Drift(0.0, 0.0, 0.0, 0.0)
     spread = y.std(0).clamp_min(1e-300)
-    (way, told), (late, beyond) = (
-        (step.mean(0) / spread, step.mean(0).abs() / (step.std(0) / math.sqrt(len(y))).clamp_min(1e-12 * spread))
+    (way, error), (late, late_error) = (
+        (step.mean(0) / spread, (step.std(0) / spread / math.sqrt(len(y))).clamp_min(1e-12))
         for step in (y - anchor, y - before)
     )
-    late = torch.where(told > ERRORS, late * way.sign() * (1.0 - LATE_ERRORS / beyond.clamp_min(LATE_ERRORS)), 0.0)
-    k = int(late.argmax())
-    return Drift(float(way[k].abs()), float(late[k]), float(told[k]))
+    told = way.abs() / error
+    late = torch.where(told > ERRORS, late * way.sign(), 0.0).clamp_min(0.0)
+    decay = late.square() / (way.abs() - 2.0 * late).clamp_min(1e-300)
+    left = torch.maximum(torch.minimum(decay, late), late - LATE_ERRORS * late_error)
+    k = int(left.argmax())
+    return Drift(float(way[k].abs()), float(late[k]), float(told[k]), float(left[k]))
 
 
 class Agreement(NamedTuple):

@@ -581,7 +581,7 @@ class HMC(Method[HMCState]):
             return state, control
         kept = memory(features(state.before), features(state.y), labels_of(problem, len(state.y)))
         forgotten = kept is not None and kept.value <= FORGOTTEN[0] + _chance(state.y)
-        moving = drift(*(features(part) for part in (state.anchor, state.before, state.y))).late
+        moving = drift(*(features(part) for part in (state.anchor, state.before, state.y))).left
         if control.left < marks[0] and forgotten and moving <= LARGEST_SHIFT:
             return state, control._replace(left=min(control.left, WARM_ROWS // 8))
         return state if control.left == marks[-1] else state._replace(before=state.y), control
@@ -599,7 +599,7 @@ class HMC(Method[HMCState]):
         rounds = MAIN_ROWS - control.left
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
-        moving = 0.0 if control.weighed else drift(state.anchor, state.before, state.y).late
+        moving = drift(state.anchor, state.before, state.y).left
         forgotten = forgotten and moving <= LARGEST_SHIFT
         if (control.ending and moving <= LARGEST_SHIFT) or control.left == 0:
             whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept
