@@ -521,7 +521,7 @@ def check_trace(case: MethodCase, setting: str, result: casal.SampleResult) -> N
     population = {"exchange_step", "rho", "ess", "ancestors"}
     at_end = {"inside", "finish_ess", "corrected"}
     wanted = {"step"} | case.records | case.meeting | (population if case.records == POPULATION else set())
-    assert wanted <= set(trace) <= wanted | at_end | {"acceptance"}
+    assert wanted <= set(trace) <= wanted | at_end | {"acceptance", "apart", "lines"}
     assert {len(trace[name]) for name in {"step"} | case.records} == {len(expected)}
     assert all(len(trace[name]) == 1 for name in at_end & set(trace))
     assert all(series.dtype == torch.float64 and bool(torch.isfinite(series).all()) for series in trace.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import casal
+from casal.diagnostics.ladder import FARTHEST_SET, LEAST_LINES
 from casal.methods import Problem, curved_draw
 from casal.methods.equations import equations_of
 
@@ -47,7 +49,7 @@ def draws(constraint: casal.Constraint, mean: Tensor, cov: Tensor, measure: str,
     slopes = found.bent(problem, centre + error())[0]
     if not weighted:
         return curved_draw.search(problem, found, centre + error(), slopes @ cov, cov.trace().expand(N, 1))[0]
-    return curved_draw.conditioned(problem, found, centre, slopes, slopes @ cov, error, stream, measure, 40)
+    return curved_draw.conditioned(problem, found, centre, slopes, slopes @ cov, error, stream, measure, 40).points
 
 
 CASES: dict[str, tuple[float, float, list[float], list[list[float]]]] = {
@@ -113,3 +115,64 @@ def test_a_plane_and_a_sphere_are_met_together() -> None:
     exact = w @ circle
     deviation = (w @ (circle - exact) ** 2).sqrt()
     assert bool(((z.mean(0) - exact).abs() < 4.5 * deviation / math.sqrt(n)).all())
+
+
+V = torch.logspace(-1, 0.6, 20, dtype=F64)
+
+
+def far_model() -> casal.Target:
+    """N(0, V) in 20 dimensions."""
+    return casal.edm(lambda x, s: x * V / (V + s**2), casal.karras_sigmas(30, 0.02, 40.0), shape=20, dtype=F64)
+
+
+def mean_squares(square: float) -> Tensor:
+    """E[z_i^2 | |z|^2 = square] of N(0, V), exact.
+
+    By inversion of the Laplace transform of |z|^2, along the line through its saddle point: the mean of
+    v_i / (1 - 2 s v_i) over s with the weights exp(-s square) det(1 - 2 s V)^(-1/2).
+    """
+    low, high = torch.tensor(-1e3, dtype=F64), 0.5 / V[-1]
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (low, middle) if float((V / (1 - 2 * middle * V)).sum()) > square else (middle, high)
+    s = torch.complex(low, torch.linspace(-4, 4, 40001, dtype=F64)[:, None])
+    weight = torch.exp(-(s - low) * square - torch.log(1 - 2 * s * V).sum(1, keepdim=True) / 2)
+    return ((weight * V / (1 - 2 * s * V)).sum(0) / weight.sum()).real
+
+
+@pytest.mark.statistical
+def test_a_sphere_has_its_mean_squares() -> None:
+    """Twice the mean of |z|^2; and power: one projection fails."""
+    square = 2.0 * float(V.sum())
+    exact, found = mean_squares(square), list[float]()
+    assert abs(float(exact.sum()) - square) < 1e-6
+    methods: list[Any] = [casal.Matheron(20, candidates=12), casal.FinalProjection()]
+    for method in methods:
+        z = casal.sample(far_model(), casal.Sphere(math.sqrt(square)), method, 200, seed=2, check=False).samples
+        found.append(float(((z.square().mean(0) - exact) / z.square().std(0)).abs().max()) * math.sqrt(len(z)))
+    assert found[0] < 4.2
+    assert found[1] > 7.0
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("share", "name"), [(0.05, "lines"), (6.0, "apart")])
+def test_a_sphere_far_from_the_samples_of_the_model_is_suspect(share: float, name: str) -> None:
+    result = casal.sample(far_model(), casal.Sphere(math.sqrt(share * float(V.sum()))), casal.Matheron(10), 32, seed=1)
+    limit = {"lines": LEAST_LINES, "apart": FARTHEST_SET}[name]
+    assert (result.fidelity.figures[name] < limit) == (name == "lines")
+    assert result.fidelity.verdict == "suspect" and "candidates" in " ".join(result.fidelity.reasons)
+
+
+def test_lines_through_a_flat_set_weigh_the_same() -> None:
+    even = torch.tensor([[1.0, 0.5]], dtype=F64)
+    target = casal.edm(lambda x, s: x / (1 + s**2), [2.0, 1.0], shape=2, dtype=F64)
+    problem = Problem(
+        target, casal.Implicit(lambda z: torch.sinh(z[:, :1])), casal.Identity(), torch.zeros(0, 2, dtype=F64)
+    )
+    found, stream = equations_of(problem), torch.Generator().manual_seed(0)
+    slopes = found.bent(problem, even)[0]
+    drawn = curved_draw.conditioned(
+        problem, found, even, slopes, slopes, lambda: torch.randn(1, 2, generator=stream, dtype=F64), stream,
+        "co-area", 24,
+    )  # fmt: skip
+    torch.testing.assert_close(drawn.lines, torch.full((1,), 24.0, dtype=F64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,3 +86,19 @@ def test_an_argument_that_is_edited_in_place_is_seen(name: str) -> None:
 def test_inference_mode_has_no_versions_to_look_at() -> None:
     with torch.inference_mode():
         assert torch.equal(problem().score(X * 1.0, T), -X)
+
+
+def test_factorisations_are_those_of_the_table_the_decoder_and_the_dtype() -> None:
+    """Kept where these are the same, made anew where one of them is another."""
+    rows = casal.Linear(torch.tensor([[1.0, 2.0, 0.0]], dtype=torch.float64))
+    one = problem(decoder=rows)
+    _ = one.gram, one.diagonal, one.noiseless
+    stretch = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64)
+    table = casal.langevin(good, steps=3, step_size=0.1, init=X, preconditioner=stretch).table
+    other = one.replace(target=replace(one.target, table=table))
+    assert one.diagonal is None and other.diagonal is not None and torch.equal(other.diagonal, stretch)
+    assert other.gram is not one.gram
+    same = one.replace(target=replace(one.target, name="same table"), first=2)
+    assert same.gram is one.gram and same.first == 2
+    assert one.replace(decoder=Identity()).gram is not one.gram
+    assert one.replace(like=X[:0].float()).gram is not one.gram

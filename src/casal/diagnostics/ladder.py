@@ -41,6 +41,14 @@ that should carry the rest are missing, and the error bars, which see those that
 FARTHEST_FROM_RANGE = 0.03
 """Distance of samples to the range of a decoder, in units of their norm, that is let pass."""
 
+LEAST_LINES = 4.0
+"""Lines that carry the weight of a draw on curved equations, effective number of 36. On small spheres in a Gaussian of
+24 dimensions runs with fewer than 3.3 were wrong, those with 14 and more right."""
+
+FARTHEST_SET = 5.0
+"""Mean of a curved equation over the model's samples, in its standard deviations: on spheres in 20 dimensions runs were
+right at 4, nearly right at 6 and 7, and wrong by .25 standard deviations above."""
+
 ROUNDING = 16.0
 """Spread of samples, in units of the rounding of their largest coordinate, up to which they are one point."""
 
@@ -137,6 +145,29 @@ def correction(evidence: Evidence) -> Iterator[Check]:
             evidence.closer(),
             figures={"correction_kept": kept},
         )
+
+
+def lines(evidence: Evidence) -> Iterator[Check]:
+    """Whether draws on curved equations had points of the set to choose from (``methods/curved_draw.py``).
+
+    Of the lower levels: what was wrong at higher ones is forgotten.
+    """
+    if not {"lines", "apart"} <= evidence.last.keys():
+        return
+    least, apart = (torch.as_tensor(evidence.run.trace[name]).nan_to_num(math.inf) for name in ("lines", "apart"))
+    few, far = float(least.min()), float(apart.min())
+    call = "casal.sample(..., casal.Matheron(candidates=200)), as many model calls; test it by casal.calibrate"
+    yield Check(
+        -few,
+        -LEAST_LINES,
+        f"at one noise level the chains had {few:.2g} points of the set to choose from: lines through the model rarely "
+        "meet it",
+        call,
+        figures={"lines": few, "apart": far},
+    )
+    yield Check(
+        far, FARTHEST_SET, f"the set lies {far:.2g} standard deviations out, where the model has no samples", call
+    )
 
 
 def crossings(evidence: Evidence) -> Iterator[Check]:

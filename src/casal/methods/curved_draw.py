@@ -1,15 +1,17 @@
 """A draw from N(D, S) restricted to curved equations h(x) = 0: candidates on lines through the Gaussian, weighted.
 
-With G the gradients of h at any fixed point and U = S G^T, the points D + e + U lambda, e ~ N(0, S), are the line (for
-m equations the m-dimensional plane) of a candidate e. On it c = G (x - D) and what is left of e are independent, so the
+With G the gradients of h at any point and U = S G^T, the points D + e + U lambda, e ~ N(0, S), are the line (for m
+equations the m-dimensional plane) of a candidate e. On it c = G (x - D) and what is left of e are independent, so the
 roots x of h on the line of a candidate represent the Gaussian restricted to the surface with the weights
 
     w(x) = exp(-c^T (G S G^T)^-1 c / 2) v(x) / |det(dh/dx U)|,         v = sqrt(det(h' h'^T)): surface measure
                                                                        v = 1: co-area measure, x given the value of h
 
-One of all roots of all candidates is drawn by these weights. Only S G^T is needed of S: the inverse of S cancels. On a
-flat set there is one root a line, all weights are equal, and this is Matheron's rule. Linear equations are met before:
-D, S and all lines are those given them.
+One of all roots of all candidates is drawn by these weights. If few lines carry all weight the draw does not follow the
+restricted Gaussian (``Drawn.lines``). G must know nothing of the point that the chain, or another one, had before:
+draws would then keep to its direction. Only S G^T is needed of S: the inverse of S cancels. On a flat set there is one
+root a line, all weights are equal, and this is Matheron's rule. Linear equations are met before: D, S and all lines are
+those given them.
 """
 
 from __future__ import annotations
@@ -49,6 +51,13 @@ NEGLIGIBLE = 1e-4
 MEASURES = ("surface", "co-area")
 
 
+class Drawn(NamedTuple):
+    """Points (n, d), and how many lines carry the weight, (sum w)^2 / sum w^2, (n,); all, where weights are even."""
+
+    points: Tensor
+    lines: Tensor
+
+
 def conditioned(
     problem: Problem,
     found: Equations,
@@ -59,10 +68,10 @@ def conditioned(
     stream: torch.Generator,
     measure: str,
     candidates: int,
-) -> Tensor:
-    """x ~ N(D, S) restricted to the equations, (n, d) float64.
+) -> Drawn:
+    """x ~ N(D, S) restricted to the equations, float64.
 
-    A chain for which no line meets the set gets the end of its first search.
+    A chain for which no line meets the set gets the end of its first search, and no lines.
 
     Args:
         problem: Model, set and decoder.
@@ -78,7 +87,7 @@ def conditioned(
     lines = Lines.of(slopes, across)
     total = centre.new_full((len(centre),), -math.inf)
     chosen: Tensor | None = None
-    starts, seen = STARTS, list[Tensor]()
+    starts, seen, even = STARTS, list[Tensor](), False
     for _ in range(candidates):
         ends = list[Tensor]()
         for x, rows, new in line_roots(problem, found, centre, lines, draw(), stream, starts):
@@ -92,11 +101,15 @@ def conditioned(
         if len(seen) == 1 and not bool((seen[0] > ends[0] + NEGLIGIBLE).any()):
             starts = 1  # one root a line
         if len(seen) >= FEWEST:
-            spread = torch.stack(seen, 1)
-            if bool(torch.isfinite(spread).all()) and float(spread.std(1).median()) < EVEN:
+            logs = torch.stack(seen, 1)
+            even = bool(torch.isfinite(logs).all()) and float(logs.std(1).median()) < EVEN
+            if even:
                 break
     assert chosen is not None
-    return chosen
+    logs = torch.stack(seen, 1)
+    weights = torch.exp(logs - logs.amax(1, keepdim=True).clamp_min(-1e300))
+    effective = weights.sum(1).square() / weights.square().sum(1).clamp_min(1e-300)
+    return Drawn(chosen, torch.full_like(total, candidates) if even else effective)
 
 
 class Lines(NamedTuple):

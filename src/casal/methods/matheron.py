@@ -43,7 +43,7 @@ from casal.methods.affine_modes import STEP
 from casal.methods.base import Each, Method, Together, free_step, gaussian, no_step, table_rows
 from casal.methods.baselines import noise_levels, points
 from casal.methods.coupling import has_edge
-from casal.methods.curved_draw import MEASURES
+from casal.methods.curved_draw import MEASURES, Drawn
 from casal.methods.equations import Equations, equations_of
 from casal.methods.moves import finest_level
 from casal.methods.problem import Problem
@@ -60,6 +60,10 @@ the model. On networks of heat and Burgers fields it then misses a twentieth to 
 
 BRIDGE = 0.15
 """In the same units, where full noise ends. Full noise to the end makes samples of trained networks too smooth."""
+
+LASTS = 0.2
+"""In the same units, the level below which errors of the draws on curved equations last: a draw at s forgets what was
+wrong before it by a factor v / (v + s^2) along a direction of variance v, which is .04 at the first of full noise."""
 
 POOL = 1024
 """Free samples whose errors are drawn from, at most."""
@@ -244,8 +248,9 @@ class Matheron(Method[Any]):
             evaluations a chain, and about 20 more where there are some. For one condition, a network whose derivative
             is symmetric, and but for linear equations for one set.
         measure: On curved equations: "surface", or "co-area" for the model given the value of h.
-        candidates: On curved equations: points of which x0 is drawn by their weights. Where x0 given x covers a whole
-            circle, 12 leave an error of .04 in E cos^2 (.63), 50 one of .02; on sets that are nearly flat 4 do.
+        candidates: On curved equations: lines of which x0 is drawn by their weights. Where x0 given x covers a whole
+            circle, 12 leave an error of .04 in E cos^2 (.63), 50 one of .02; on sets that are nearly flat 4 do. Where
+            few lines meet the set the verdict says so.
         flows: Orbits between flat walls at a level; 0: inequalities act through the last projection alone.
         slices: Elliptical slices of a level.
 
@@ -267,7 +272,7 @@ class Matheron(Method[Any]):
     floor: float | None = None
     modes: bool = True
     measure: str = "surface"
-    candidates: int = 12
+    candidates: int = 36
     flows: int = 2
     slices: int = 10
 
@@ -354,17 +359,17 @@ class Matheron(Method[Any]):
         return Each([row], partial(self.ask, control.gain, equations_of(problem)))
 
     def promises(self, problem: Problem, control: Control) -> bool:
-        """Modes that were found to be Gaussian, and a draw inside all of the set: where the measured figures hold.
+        """All of the set is in the draw of x0, and what the draw takes for granted was found by the run or is checked:
 
-        Of a network that is not exact no modes are looked for: on linear equations what is wrong is found by the check
-        of ``diagnostics/renoised.py``. On curved equations one mode. With several, a mode of which 256 free samples
-        show less than five may be lost.
+        - of an exact network that its modes are Gaussian, and on curved equations that there is one: with several, a
+          mode of which 256 free samples show less than five may be lost;
+        - of another one nothing, but samples on equations are flat enough for the check of ``renoised.py``.
         """
-        region = self._region(problem)
-        curved, edge = bool(region.found.curved), has_edge(problem)
-        if not control.exact and region.found.count and not curved and not edge:
-            return True
-        return bool(control.modes) and not (curved and control.modes != 1) and (region.inside or not edge)
+        region, edge = self._region(problem), has_edge(problem)
+        flat, whole = not region.found.curved, region.inside or not edge
+        if not control.exact:
+            return flat and not edge and region.found.count > 0
+        return whole and (control.modes == 1 or (flat and bool(control.modes)))
 
     def _region(self, problem: Problem) -> Region:
         how = self.floor, self.flows, self.slices, self.measure, self.candidates
@@ -389,7 +394,7 @@ class Matheron(Method[Any]):
         top = spread(problem, free, float(known.max()), generator)
         first, last = min(FIRST * top, float(known.max())), float(known.min())
         again = min(self.levels - 1, REPEATS) if first < FIRST * top else 0
-        uneven = asymmetry(problem, free, math.sqrt(last * top), generator)
+        uneven = asymmetry(problem, free, top, generator)
         control = control._replace(exact=uneven <= SYMMETRIC)
         ends = min(self.levels - again - 1, ENDS) if self._again(problem, control) else 0
         first = max(first, last)
@@ -412,6 +417,9 @@ class Matheron(Method[Any]):
                 sigmas = (begun.level, *(s for s in sigmas if s < NEXT * begun.level))
                 record |= {"modes": float(len(begun.weights)), "mode_error": begun.error, "first level": begun.level}
         clean = region.into(x) if region.inside else x
+        if region.found.curved:
+            h = region.found.functions(problem, free)
+            record |= {"apart": float((h.mean(0).abs() / h.std(0).clamp_min(1e-300)).max()) if len(h) > 1 else 0.0}
         x = x + sigmas[0] * gaussian(problem, len(free), generator)
         probe, tilt = free[:, None][:, :0], free.flatten(1)[:, 0]
         state = MatheronState(x, free, free, clean, free, probe, kind, home, clean, tilt, tilt)
@@ -468,7 +476,7 @@ class Matheron(Method[Any]):
             ends = min(ENDS, self.levels - len(sigmas)) if self._again(problem, control) else 0
             control = control._replace(sigmas=sigmas + (row.s,) * ends)
         if found.curved or not region.inside:
-            e = self._errors(state, generator).draw(generator)
+            e = self._errors(state, control, generator).draw(generator)
             state = state._replace(clean=state.estimate + _like(e * (not control.ends(row)), state.x))
         bent, count = len(found.curved), len(rows)
         if control.gain != "shared":
@@ -491,13 +499,21 @@ class Matheron(Method[Any]):
         )
         return state._replace(probe=probe), control._replace(asked=tuple(chains.tolist())), record
 
-    def _errors(self, state: MatheronState, generator: torch.Generator) -> NearErrors:
-        """For every chain the errors of free samples of the same kind with near estimates: draws of N(0, S)."""
+    def _errors(self, state: MatheronState, control: Control, generator: torch.Generator) -> NearErrors:
+        """For every chain the errors of free samples of the same kind: draws of N(0, S).
+
+        In modes that were found to be Gaussian S is the same everywhere, and all of them serve; else those with near
+        estimates.
+        """
         n, device = len(state.x), state.x.device
         pool = torch.randperm(n, generator=generator, device=device)[:POOL]
-        distance = torch.cdist(state.estimate.flatten(1), (state.free - state.error)[pool].flatten(1))
-        distance = distance + 1e3 * distance.max() * (state.kind[:, None] != state.home[pool])
-        return NearErrors(as_rows(state.error[pool]), distance.topk(min(self.near, len(pool)), largest=False).indices)
+        other, near = state.kind[:, None] != state.home[pool], min(self.near, len(pool))
+        if control.modes:
+            distance, near = other.to(state.x), max(near, int((~other).sum(1).min()))
+        else:
+            distance = torch.cdist(state.estimate.flatten(1), (state.free - state.error)[pool].flatten(1))
+            distance = distance + 1e3 * distance.max() * other
+        return NearErrors(as_rows(state.error[pool]), distance.topk(near, largest=False).indices)
 
     def ask(
         self, gain: str, equations: Equations, problem: Problem, state: MatheronState, row: LevelRow, noise: Tensor
@@ -522,9 +538,9 @@ class Matheron(Method[Any]):
         self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
         """x0: Matheron's rule with one gain for all chains of a kind, or with that of every chain; or ``Region``."""
-        region, clean = self._region(problem), as_rows(state.clean)
+        region, clean, record = self._region(problem), as_rows(state.clean), dict[str, float]()
         if region.inside and not region.found.curved:
-            errors, mean, kept = self._errors(state, generator), as_rows(state.estimate), as_rows(state.kept)
+            errors, mean, kept = self._errors(state, control, generator), as_rows(state.estimate), as_rows(state.kept)
             clean = torch.empty_like(mean)
             for mine, across in self._shared(row.s, len(region.rows), state, control, state.probe.flatten(2)):
                 some = errors._replace(close=errors.close[mine])
@@ -533,20 +549,22 @@ class Matheron(Method[Any]):
             clean = as_rows(region.into(_like(clean, state.x)))
         elif control.gain in ("own", "shared"):
             propose = self._proposal(row, region, state, control, generator)
-            clean = region.accepted(propose, as_rows(state.kept), generator)
+            clean, lines = region.accepted(propose, as_rows(state.kept), generator)
+            if region.found.curved and row.s < LASTS / BRIDGE * control.bridge:
+                record["lines"] = float(lines.median())
         state = state._replace(clean=_like(clean, state.x), probe=state.probe[:, :0])
-        return state._replace(x=state.clean) if row.last else state, control, {}
+        return state._replace(x=state.clean) if row.last else state, control, record
 
     def _proposal(
         self, row: LevelRow, region: Region, state: MatheronState, control: Control, generator: torch.Generator
-    ) -> Callable[[], Tensor]:
+    ) -> Callable[[], Drawn]:
         """x0 given the equations, anew at each call where they are curved."""
         found, probe, clean = region.found, state.probe.flatten(2), as_rows(state.clean)
         A, flat = found.matrix, probe.shape[1] - len(found.curved)
-        errors = self._errors(state, generator) if control.gain == "own" or found.curved else None
+        errors = self._errors(state, control, generator) if control.gain == "own" or found.curved else None
         pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat], errors))
         if not found.curved or errors is None:
-            return lambda: clean + pull(clean, found.gap(clean))
+            return lambda: Drawn(clean + pull(clean, found.gap(clean)), clean[:, 0])
 
         def draw() -> Tensor:
             e = errors.draw(generator) * (not control.ends(row))
@@ -683,14 +701,18 @@ def spread(problem: Problem, free: Tensor, level: float, generator: torch.Genera
         level = FIRST * found
 
 
-def asymmetry(problem: Problem, free: Tensor, s: float, generator: torch.Generator) -> float:
+def asymmetry(problem: Problem, free: Tensor, top: float, generator: torch.Generator) -> float:
     """Size of u.Jv - v.Ju over that of u.Jv + v.Ju, J the derivative of the denoiser at noisy samples, random u and v.
 
-    By differences of the network. Zero for an exact one, whose s^2 J is a covariance.
+    By differences of the network, half way (in ratios) from its last level to ``top``. Zero for an exact one, whose
+    s^2 J is a covariance.
     """
+    alpha, sigma = noise_levels(problem.table)
+    s = math.sqrt(float((sigma / alpha).min()) * top)
     y = free + s * gaussian(problem, len(free), generator)
     clean, (u, v) = problem.denoise_all(y, s), (gaussian(problem, len(free), generator) for _ in range(2))
-    rise = [as_rows(problem.denoise_all(y + t * s * STEP / t.flatten(1).norm(dim=1).mean(), s) - clean) for t in (u, v)]
+    size = STEP * s / math.sqrt(free[0].numel())
+    rise = [as_rows(problem.denoise_all(y + size * t, s) - clean) for t in (u, v)]
     one, two = ((as_rows(a) * part).sum(1) for a, part in zip((v, u), rise, strict=True))
     return float((one - two).norm() / (one + two).norm().clamp_min(1e-300))
 

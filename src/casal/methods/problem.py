@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from dataclasses import replace as fresh
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -227,11 +228,12 @@ class Problem:
         return partial(function, **condition)
 
     def replace(self, **fields: Any) -> Problem:
-        """The same problem with other fields; factorisations are kept."""
+        """The same problem with other fields. Factorisations are kept, if what they are made of is the same."""
         other = copy(self)
         for name, value in fields.items():
             object.__setattr__(other, name, value)
-        return other
+        same = other.table is self.table and other.decoder is self.decoder and other.like is self.like
+        return other if same else fresh(other)
 
     def of_chains(self, start: int, stop: int, usage: Usage) -> Problem:
         """The problem of some chains of the run: their sets and conditions, their use counted on its own."""

@@ -38,7 +38,7 @@ from casal.devices import cholesky
 from casal.methods import affine_modes
 from casal.methods.affine_modes import LEAST_VALUE, Mode, Start, normal, raised, solve
 from casal.methods.coupling import decoded_event, lift, onto
-from casal.methods.curved_draw import Lines, conditioned, log_integral
+from casal.methods.curved_draw import Drawn, Lines, conditioned, log_integral
 from casal.methods.equations import Equations, equations_of
 from casal.methods.flat_flows import flow, rounded
 from casal.methods.problem import Problem
@@ -165,24 +165,25 @@ class Region:
         clean = given.mean + given.draw()
         return inside(sides.of(chains), given.mean, clean, given.across, kept, flows, self.floor, stream)
 
-    def on_curved(self, given: Gauss, slopes: Tensor, stream: torch.Generator) -> Tensor:
-        """x0 ~ N(mean, S) on the curved equations with gradients G, S given the linear ones, (n, d)."""
+    def on_curved(self, given: Gauss, slopes: Tensor, stream: torch.Generator) -> Drawn:
+        """x0 ~ N(mean, S) on the curved equations with gradients G, S given the linear ones."""
         slopes, across = (v.expand(len(given.mean), -1, -1) for v in (slopes, given.across))
         how = given.draw, stream, self.measure, self.candidates
         return conditioned(self.problem, self.found, given.mean, slopes, across, *how)
 
-    def accepted(self, propose: Callable[[], Tensor], kept: Tensor, stream: torch.Generator) -> Tensor:
-        """Draws on curved equations, accepted or not by the soft term and the inequalities (Metropolis), (n, d)."""
+    def accepted(self, propose: Callable[[], Drawn], kept: Tensor, stream: torch.Generator) -> Drawn:
+        """Draws on curved equations, accepted or not by the soft term and the inequalities (Metropolis)."""
         if not self.inside:
             return propose()
         rounding = INSIDE * float(kept.std(0).max())
         log = self.log_factor(rounding, kept)
         for _ in range(PROPOSALS):
-            point = self.into(_latent(self.problem, propose())).flatten(1).to(kept)
+            drawn = propose()
+            point = self.into(_latent(self.problem, drawn.points)).flatten(1).to(kept)
             value, u = self.log_factor(rounding, point), _uniform(len(log), stream, kept.device)
             yes = u.log() < value - log
             kept, log = torch.where(yes[:, None], point, kept), torch.where(yes, value, log)
-        return kept
+        return Drawn(kept, drawn.lines)
 
     def log_factor(self, rounding: float, x: Tensor) -> Tensor:
         """t(x) inside the inequalities, minus infinity outside, (n,)."""
@@ -247,7 +248,7 @@ class Region:
             gauss = Gauss(like.expand(len(chains), -1), fresh, across[: own + bent])
             if found.curved:
                 wider = replace(self, candidates=START * self.candidates)  # a mode is wider than x0 given x
-                return wider.on_curved(self.given(gauss, chains), rows[own : own + bent], stream)
+                return wider.on_curved(self.given(gauss, chains), rows[own : own + bent], stream).points
             kept = self.into(_latent(self.problem, gauss.mean + fresh())).flatten(1).to(pool)
             x = self.draw(gauss, chains, kept, FIRST_FLOWS, stream)
             return self.into(_latent(self.problem, x)).flatten(1).to(pool)

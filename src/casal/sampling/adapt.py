@@ -33,6 +33,7 @@ from casal.methods import (
     move,
     table_rows,
 )
+from casal.methods.matheron import SYMMETRIC, asymmetry
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
 from casal.sampling.threads import one_thread
 from casal.streams import stream as keyed
@@ -51,9 +52,6 @@ near enough that a density which holds its chains is seen to, and beyond modes t
 CHECK_CHAINS, CHECK_NUMBERS, FEWEST_CHAINS = (32, 512), 1 << 14, 16
 """Samples that are drawn: at least and at most, and so many that they have about so many coordinates in all, over which
 the calibration is a regression; and chains of a run below which none are drawn."""
-
-SYMMETRIC = 0.1
-"""Asymmetry up to which the derivative of a denoiser passes for a covariance."""
 
 Points: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """``points(chains, generator)``: the starting points of chains with these numbers (k,)."""
@@ -287,30 +285,3 @@ def _spread(x: Tensor, labels: Tensor | None) -> float:
     labels = labels.to(x.device)
     free = 1.0 - len(labels.unique()) / len(x)
     return float((centred(x.flatten(1), labels).square().mean(0) / free).max().sqrt())
-
-
-def asymmetry(problem: Problem, x: Tensor, spread: float, generator: torch.Generator) -> float:
-    """How far the derivative J of the denoiser is from symmetric, at the noise levels ``spread`` and 3 ``spread``:
-
-        rms of u.J v - v.J u  over  rms of |J u|,     u and v of random signs, at noisy samples x0 + s w.
-
-    s^2 J is the covariance of x0 given the noisy point, so it is symmetric for an exact denoiser. Networks had 0.15 to
-    0.43 (16 x 16 images, a small UNet). The larger of both levels counts; nan if autograd cannot see through it.
-    """
-    worst = 0.0
-    for s in (spread, 3.0 * spread):
-        y = x + s * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        u, v = (
-            2.0 * torch.randint(0, 2, x.shape, generator=generator, device=x.device).to(x.dtype) - 1.0 for _ in range(2)
-        )
-        with torch.enable_grad():
-            leaf = y.detach().requires_grad_()
-            clean = problem.denoise(leaf, s)
-            if not clean.requires_grad:
-                return math.nan
-            pulled_u, pulled_v = (torch.autograd.grad(clean, leaf, w, retain_graph=True)[0] for w in (u, v))
-        problem.usage.add_scores(2 * len(x))
-        gap = ((pulled_u * v).flatten(1).sum(1) - (pulled_v * u).flatten(1).sum(1)).square().mean().sqrt()
-        size = torch.stack([pulled_u, pulled_v]).square().flatten(2).sum(2).mean().sqrt()
-        worst = max(worst, float(gap / size.clamp_min(torch.finfo(x.dtype).tiny)))
-    return worst
