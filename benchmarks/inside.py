@@ -963,10 +963,10 @@ def mici(name: str, draws: int) -> dict[str, Any]:
 def genome(n: int, steps: int, seed: int) -> dict[str, Any]:
     """iJO1366, uniform: 2583 fluxes of E. coli. There is no reference; what counts is what the run says of itself.
 
-    Not among the tables. 400 chains (``genome(400, 150, 11)``) take 51 s of a processor, 7 of them for the reduction, and
-    end after 33 flows each; equations are missed by 5e-15 of the bounds, memory is .17, no more than chance, and R-hat
-    1.05. With ``check=True`` the verdict is "unchecked": 400 samples in 582 dimensions show errors above 11 standard
-    deviations only.
+    Not among the tables. 400 chains (``genome(400, 150, 11)``) take 51 s of a processor, 7 of them for the reduction,
+    and end after 33 flows each; equations are missed by 5e-15 of the bounds, memory is .17, no more than chance, and
+    R-hat 1.05. With ``check=True`` the verdict is "unchecked": 400 samples in 582 dimensions show errors above 11
+    standard deviations only.
     """
     model = metabolism("iJO1366")
     if model is None:
