@@ -164,7 +164,7 @@ def second_kind(
     coordinate before and after them, they undo a share 1 - r of an error of its mean, and m chains show that with a
     standard error of sqrt(2 (1 - r) / m) standard deviations: what they find 95 times in 100 follows, for the
     coordinate that they move least. Where that is too much for a check, and the score says little, as it is zero, or
-    infinite where test functions vanish, they go on if the evaluations left will do.
+    infinite where test functions vanish, they go on as long as evaluations are left.
     """
     n = len(state.y)
     price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
@@ -201,8 +201,7 @@ def second_kind(
         change, spent = seen(chains) - seen(before), spent + cost
         moved = change[:, : before.y.shape[1]].square().mean(0).amin().clamp(1e-9, 2.0) / 2.0  # 1 - r
         detectable = float(((edge + OFTEN) * (2.0 * moved / m).sqrt()).clamp_min(SECOND_SHIFT) / moved)
-        end = detectable * math.sqrt(spent / budget)  # it falls like one over the root of the moves
-        if not alone or detectable <= SECOND_POWER or end > SECOND_POWER or spent + cost > budget:
+        if not alone or detectable <= SECOND_POWER or spent + cost > budget:
             break
     t = change.mean(0).abs() / (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
     k = int(t.argmax())
