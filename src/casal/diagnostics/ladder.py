@@ -156,17 +156,19 @@ def lines(evidence: Evidence) -> Iterator[Check]:
         return
     least, apart = (torch.as_tensor(evidence.run.trace[name]).nan_to_num(math.inf) for name in ("lines", "apart"))
     few, far = float(least.min()), float(apart.min())
-    call = "casal.sample(..., casal.Matheron(candidates=200)), as many model calls; test it by casal.calibrate"
     yield Check(
         -few,
         -LEAST_LINES,
         f"at one noise level the chains had {few:.2g} points of the set to choose from: lines through the model rarely "
         "meet it",
-        call,
+        "casal.sample(..., casal.Matheron(candidates=200)), as many model calls",
         figures={"lines": few, "apart": far},
     )
     yield Check(
-        far, FARTHEST_SET, f"the set lies {far:.2g} standard deviations out, where the model has no samples", call
+        far,
+        FARTHEST_SET,
+        f"the set lies {far:.2g} standard deviations out, where the model has no samples",
+        evidence.closer(),
     )
 
 

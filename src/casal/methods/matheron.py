@@ -468,8 +468,8 @@ class Matheron(Method[Any]):
         region, record = self._region(problem), {"sigma": row.s}
         found, rows, n, device = region.found, region.rows, len(state.x), state.x.device
         state = state._replace(kept=state.clean)
-        error = SURE * state.slack.std() / math.sqrt(n)
-        early = row.kept and n >= FEWEST_FREE and bool(state.slack.mean() + error < 0.0)
+        early = row.kept and n >= FEWEST_FREE
+        early = early and bool(state.slack.mean() + SURE * state.slack.std() / math.sqrt(n) < 0.0)
         repeated = row.kept and row.s == row.before
         if (early or row.last) and not repeated:
             sigmas = tuple(s for s in control.sigmas if s >= row.s)
