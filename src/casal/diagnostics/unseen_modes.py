@@ -6,16 +6,17 @@ Inside a Gaussian mode the denoiser is affine, D(y) = D(c) + J (y - c). So at no
 
     r = |D(y) - D(c) - J (y - c)| / s^2,      c a noisy free sample,      J (y - c) by one difference of the network
 
-is rounding where x is of the mode of c. Elsewhere it is a difference of scores, at all low levels s. A sample with a
-larger r than free samples have, for every mode that is known, is a stranger. If all samples are of one mode, the set
-has decided, and it does not matter that no free sample is.
+is rounding where x is of the mode of c. Elsewhere it is a difference of scores, at all low levels s. Between two modes
+the denoiser is between their affine models. A sample with a larger r than free samples have, for all modes that are
+known and between any two, is a stranger. If all samples are of one mode, the set has decided, and it does not matter
+that no free sample is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 
 import torch
 from torch import Tensor
@@ -38,12 +39,22 @@ SHARE = 0.5
 """Of the evaluations that are left, at most."""
 
 
-def bend(ask: Ask, y: Tensor, clean: Tensor, centre: int, s: float) -> Tensor:
-    """r of points y (n, d) with D(y), beside the affine model at one of them, (n,)."""
+def affine(ask: Ask, y: Tensor, clean: Tensor, of: Tensor, s: float) -> Tensor:
+    """The affine model at one of some points of y (n, d), the middle one, at all of them."""
+    centre = of[(clean[of] - clean[of].mean(0)).square().sum(1).argmin()]
     away = y - y[centre]
     t = STEP * s / torch.linalg.vector_norm(away, dim=1, keepdim=True).clamp_min(STEP * s)
-    affine = clean[centre] + (ask(y[centre] + t * away, s) - clean[centre]) / t
-    return torch.linalg.vector_norm(clean - affine, dim=1) / s**2
+    return clean[centre] + (ask(y[centre] + t * away, s) - clean[centre]) / t
+
+
+def bend(clean: Tensor, models: list[Tensor], s: float) -> Tensor:
+    """r of points with D(y) (n, d): distance to the nearest affine model, or to the segment between two, over s^2."""
+    found = torch.full_like(clean[:, 0], torch.inf)
+    for one, two in combinations_with_replacement(models, 2):
+        way = two - one
+        t = ((clean - one) * way).sum(1) / way.square().sum(1).clamp_min(torch.finfo(way.dtype).tiny)
+        found = torch.minimum(found, torch.linalg.vector_norm(clean - one - t.clamp(0.0, 1.0)[:, None] * way, dim=1))
+    return found / s**2
 
 
 def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float, stream: torch.Generator) -> Tensor:
@@ -58,29 +69,27 @@ def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float,
         stream: Noise.
     """
     k, points, unit = len(free), torch.cat([free, samples]), float((free - free.mean(0)).square().sum(1).mean().sqrt())
-    seen = list[tuple[float, Tensor, Tensor]]()
+    seen = list[tuple[float, Tensor, Tensor, list[Tensor]]]()
     for s in (share * top for share in LEVELS):
         y = points + s * normal(points.shape, points, stream)
-        seen.append((s, y, ask(y, s)))
+        seen.append((s, y, ask(y, s), []))
 
-    def others(of: Tensor, limits: list[float]) -> Tensor:
-        """Which points are not of the mode of some of them; the limits rise to what these have themselves."""
+    def others(of: Tensor) -> Tensor:
+        """Which points are of no mode that is known, with that of some points."""
         over = list[Tensor]()
-        for i, (s, y, clean) in enumerate(seen):
-            centre = of[(clean[of] - clean[of].mean(0)).square().sum(1).argmin()]
-            r = bend(ask, y, clean, int(centre), s)
-            limits[i] = max(limits[i], ROUNDING * float(r[of].median()))
-            over.append(r > limits[i])
+        for s, y, clean, models in seen:
+            models.append(affine(ask, y, clean, of, s))
+            r = bend(clean, models, s)
+            over.append(r > max(STRANGE * unit / top**2, ROUNDING * float(r[:k].median())))
         return torch.stack([one & two for one, two in pairwise(over)]).any(0)
 
-    limits = [STRANGE * unit / top**2] * len(LEVELS)
     kind, left = torch.zeros(len(points), dtype=torch.long, device=free.device), points[:, 0] == points[:, 0]
     for one in home.unique():
-        left &= others(torch.nonzero(home == one).flatten(), limits)
+        left = others(torch.nonzero(home == one).flatten())
     left[:k] = False
     while bool(left.any()):
         first = torch.nonzero(left).flatten()[:1]
-        far = left & others(first, limits)
+        far = left & others(first)
         far[first] = False
         kind[left & ~far] = int(kind.max()) + 1
         left = far
