@@ -12,7 +12,7 @@ from torch import Tensor
 import casal
 from casal_lab.problems.small import Reference
 
-from .distributions import ROWS, Row
+from .distributions import ROWS, SIXTEEN_ROWS, Row
 
 pytestmark = pytest.mark.statistical
 
@@ -51,6 +51,12 @@ def off(row: Row, method: Any) -> list[str]:
 @pytest.mark.parametrize(("row", "method"), RUNS)
 def test_the_distribution_is_right(row: Row, method: str) -> None:
     assert not off(row, row.methods[method])
+
+
+def test_weights_of_modes_that_are_not_known_are_not_trusted() -> None:
+    (row,) = SIXTEEN_ROWS("density", methods=("auto",))
+    found = row.case.sample(SEED, "auto")
+    assert found.fidelity.verdict == "suspect" and "modes" in " ".join(found.fidelity.reasons)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.start], ids=lambda row: row.case.name)

@@ -35,16 +35,26 @@ FREE = 16
 STRANGE, ROUNDING = 0.5, 10.0
 """r of a stranger: in units of the spread of the free samples over its square, and over the median of free samples."""
 
+CENTRES = 4
+"""Free samples of a mode whose affine models are tried: some lie between modes."""
+
 SHARE = 0.5
 """Of the evaluations that are left, at most."""
 
 
-def affine(ask: Ask, y: Tensor, clean: Tensor, of: Tensor, s: float) -> Tensor:
-    """The affine model at one of some points of y (n, d), the middle one, at all of them."""
-    centre = of[(clean[of] - clean[of].mean(0)).square().sum(1).argmin()]
-    away = y - y[centre]
-    t = STEP * s / torch.linalg.vector_norm(away, dim=1, keepdim=True).clamp_min(STEP * s)
-    return clean[centre] + (ask(y[centre] + t * away, s) - clean[centre]) / t
+def affine(ask: Ask, y: Tensor, c: Tensor, at: Tensor, s: float) -> Tensor:
+    """D(c) + J (y - c) at points y (n, d), by differences; ``at`` is D(c), (1, d) like c."""
+    t = STEP * s / torch.linalg.vector_norm(y - c, dim=1, keepdim=True).clamp_min(STEP * s)
+    return at + (ask(c + t * (y - c), s) - at) / t
+
+
+def middle(ask: Ask, y: Tensor, clean: Tensor, of: Tensor, s: float) -> tuple[Tensor, Tensor]:
+    """The one of a few points of a mode whose affine model is right at most of them, and D of it."""
+    tried = [(y[c : c + 1], clean[c : c + 1]) for c in of[:: max(1, len(of) // CENTRES)][:CENTRES].tolist()]
+    if len(tried) == 1:
+        return tried[0]
+    off = [torch.linalg.vector_norm(clean[of] - affine(ask, y[of], *one, s), dim=1).median() for one in tried]
+    return tried[int(torch.stack(off).argmin())]
 
 
 def bend(clean: Tensor, models: list[Tensor], s: float) -> Tensor:
@@ -78,7 +88,7 @@ def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float,
         """Which points are of no mode that is known, with that of some points."""
         over = list[Tensor]()
         for s, y, clean, models in seen:
-            models.append(affine(ask, y, clean, of, s))
+            models.append(affine(ask, y, *middle(ask, y, clean, of, s), s))
             r = bend(clean, models, s)
             over.append(r > max(STRANGE * unit / top**2, ROUNDING * float(r[:k].median())))
         return torch.stack([one & two for one, two in pairwise(over)]).any(0)
@@ -104,7 +114,7 @@ def unseen_modes(evidence: Evidence) -> Iterator[Check]:
     kinds, free = state.home.unique().tolist(), state.free.flatten(1).to(torch.float64)
     some = torch.cat([torch.nonzero(state.home == kind).flatten()[:FREE] for kind in kinds])
     price, n = len(LEVELS) * (1 + len(kinds)), len(free)
-    count = int(min(n, SHARE * evidence.left / price - len(some)))
+    count = int(min(n, (SHARE * evidence.left - len(LEVELS) * CENTRES * len(some)) / price - len(some)))
     if count < FEWEST_TESTED:
         raise NotAvailable("too few evaluations are left")
     stream = torch.Generator(free.device).manual_seed(4254)
