@@ -56,7 +56,7 @@ BUDGET = {
     # by its projection has a gradient, so that no check takes differences of it
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=27, code=5810, constants=224, imports=12
+        files=27, code=5815, constants=225, imports=12
     ),  # Matheron draws inside sets, weighs modes by lines of several directions, and ends where the score is error;
     # a tempered start that is narrow or given up, a warm-up and rounds that know when chains are at rest; the second
     # kind of move knows its power; a Gaussian that takes leapfrogs begins in the middle of the set;
@@ -72,7 +72,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 39212
+LINES = 39224
 """Of all files together, everything counted."""
 
 METHODS = {

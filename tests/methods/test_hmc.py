@@ -13,7 +13,7 @@ import casal
 from casal.constraints import reduction as reductions
 from casal.constraints.reduction import Reduction
 from casal.errors import CasalWarning, InfeasibleSet, SettingError
-from casal.methods import HMC, flat_flows, memory, trajectories
+from casal.methods import HMC, flat_flows, hmc, memory, trajectories
 from casal.methods.flat_flows import Walls, drift, flow, fold, rounded
 from casal.methods.inside_chains import reduction
 from casal.methods.population import Groups, largest_share
@@ -787,3 +787,26 @@ def test_chains_that_begin_at_one_point_leave_it_whatever_its_numbers_are() -> N
     assert result.fidelity.verdict == "trusted"
     assert float(result.samples.mean()) == pytest.approx(3.0, abs=4.0 * math.sqrt(3.0 / 900))
     assert float(result.samples.var(0).mean()) == pytest.approx(3.0, abs=4.0 * math.sqrt(36.0 / 900))
+
+
+def test_the_neck_of_a_funnel_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """v ~ N(0, 2.25), five x_i ~ N(0, e^v) in a box, against quadrature; with steps of one size v < -2 is too rare."""
+    side, v = 8.0, torch.linspace(-4.0, 4.0, 20_001, dtype=F)
+    weight = torch.softmax(
+        -v.square() / 4.5 + 5.0 * torch.log(1.0 - 2.0 * torch.special.ndtr(-side * (-v / 2.0).exp())), 0
+    )
+    exact = float(weight[v < -2.0].sum())
+
+    def potential(z: Tensor) -> Tensor:
+        w = z[:, 0]
+        return w.square() / 4.5 + z[:, 1:].square().sum(1) * torch.exp(-w) / 2.0 + 2.5 * w
+
+    high = torch.tensor([4.0] + [side] * 5, dtype=F)
+    target, box = casal.energy(potential, steps=1000), casal.Box(-high, high)
+    found = list[float]()
+    for share in (hmc.LOST[1], 1.0):
+        monkeypatch.setattr(hmc, "LOST", (hmc.LOST[0], share))
+        result = casal.sample(target, box, HMC(), 800, seed=303, run=casal.Run(dtype=F), check=False)
+        value, error = result.expect(lambda z: (z[:, 0] < -2.0).to(F))
+        found.append(float((value - exact) / max(float(error), math.sqrt(exact / 800))))
+    assert abs(found[0]) < 4.0 and found[1] < -4.0

@@ -117,6 +117,11 @@ from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, 
 SIZES = (1e-5, 2.0)
 """Bounds of eps, in units of the spread of the chains."""
 
+LOST = (0.01, 0.02)
+"""Probability below which a trajectory has lost nearly all, and the share of them in a row of the warm-up above which
+parts of the set are narrower than the steps, as the neck of a funnel; of a Gaussian it is about .002. Then every second
+trajectory takes a size over DECADES: no one size is right for all parts, and a mean of acceptances does not show it."""
+
 LONGEST = 64
 """Leapfrogs of a trajectory, at most."""
 
@@ -264,10 +269,11 @@ class HMC(Method[HMCState]):
         uneven = (phase in ("temper", "weigh") and control.left % 2) or (
             phase == "warm" and known and control.left % 4 == 2
         )
+        narrow = control.narrow and phase in ("main", "gather")
         row = Row(
             "rest", t, (), control.eps, control.share, price > 1, centre, scale,
-            reference=reference_of(control, centre), decades=DECADES if uneven else 0.0, stride=control.stride,
-            draw=first if gathers else 0,
+            reference=reference_of(control, centre), decades=DECADES if uneven or narrow else 0.0, every=1 + narrow,
+            stride=control.stride, draw=first if gathers else 0,
         )  # fmt: skip
         if control.flows or (phase == "draw" and space.flat is not None):
             count, left = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)], len(problem.table) - control.spent
@@ -537,7 +543,9 @@ class HMC(Method[HMCState]):
         fine = control.fine
         if fine < 0 and late and problem.target.potential is None and space_of(problem).flat is not None:
             fine = int(float(state.gap.max()) > SAME)
-        return control._replace(eps=eps, length=length, fine=fine)
+        lost = float(((state.accepted < LOST[0]) & (state.refused == 0.0)).to(torch.float64).mean())
+        narrow = control.phase == "warm" and space_of(problem).flat is not None and lost > LOST[1]
+        return control._replace(eps=eps, length=length, fine=fine, narrow=control.narrow or narrow)
 
     def _length(self, problem: Problem, y: Tensor, control: Control, generator: torch.Generator) -> float:
         """Length of a trajectory in the coordinates u: so many spreads of the widest direction."""

@@ -73,6 +73,7 @@ class Row(NamedTuple):
         blind: Whether leapfrogs go without a force.
         reference: The density q of q^(1-b) p^b in the coordinates y; None for that of the starting points.
         decades: Each chain takes eps 10^(-u), u uniform up to this: modes of other widths than most get their steps.
+        every: One of so many trajectories does, the last.
         stride: Rows of the state from one chain to the next.
         draw: Number of the first draw that is made, from the one before it; 0 where the chains move on.
         draws: How many are made.
@@ -89,6 +90,7 @@ class Row(NamedTuple):
     blind: bool = False
     reference: Reference | None = None
     decades: float = 0.0
+    every: int = 1
     stride: int = 1
     draw: int = 0
     draws: int = 1
@@ -191,6 +193,7 @@ class Control(NamedTuple):
         length: Length of a trajectory.
         share: b.
         fine: 1 where the second rule for log p' - log p is taken, 0 where it is not, -1 before it was tried.
+        narrow: Whether parts of the set are too narrow for eps, as some trajectories of the warm-up lost nearly all.
         price: Evaluations of a slice move.
         centre: Of the coordinates u.
         scale: L.
@@ -219,6 +222,7 @@ class Control(NamedTuple):
     length: float = LENGTH
     share: float = 1.0
     fine: int = -1
+    narrow: bool = False
     price: float = FIRST_PRICE
     centre: Any = ()
     scale: Any = ()

@@ -64,8 +64,8 @@ def leapfrogs(space: Space, problem: Problem, state: HMCState, row: Row, generat
     folds = space.bounds if row.scale.ndim == 1 else None
     walls = None if folds else rounded(flat.walls, flat.room, row.centre, row.scale)
     accepted, refused, worst = (torch.zeros_like(state.log_p) for _ in range(3))
-    for length in row.lengths:
-        v, eps, decide = _drawn(state.y, row, generator)
+    for k, length in enumerate(row.lengths):
+        v, eps, decide = _drawn(state.y, row, k, generator)
         y, score, start = state.y, state.score, log_start(space, problem, state.y, row)
         rise, gap, energy = torch.zeros_like(state.log_p), torch.zeros_like(state.log_p), 0.5 * v.square().sum(1)
         force = force_at(space, problem, y, score, row)
@@ -104,8 +104,8 @@ def rattle(space: Space, problem: Problem, state: HMCState, row: Row, generator:
     here = surface.frame(surface.inward(state.y))
     factor = surface.log_factor(here)
     accepted, refused = torch.zeros_like(state.log_p), torch.zeros_like(state.log_p)
-    for length in row.lengths:
-        v, eps, decide = _drawn(state.y, row, generator)
+    for k, length in enumerate(row.lengths):
+        v, eps, decide = _drawn(state.y, row, k, generator)
         at, v, y, score = here, here.tangent(v), state.y, state.score
         start, energy = log_start(space, problem, y, row) + factor, 0.5 * v.square().sum(1)
         rise, ok = torch.zeros_like(state.log_p), torch.ones(len(y), dtype=torch.bool, device=y.device)
@@ -209,12 +209,12 @@ def log_start(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
     return (1.0 - row.share) * problem.start.log_density(space.latents(y, problem.like)).to(y)
 
 
-def _drawn(y: Tensor, row: Row, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """A velocity, the size of a leapfrog (n, 1), and the logarithm of a uniform number that decides (n,)."""
+def _drawn(y: Tensor, row: Row, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Of trajectory k: v, the size of a leapfrog (n, 1), and the logarithm of a uniform number that decides (n,)."""
     v = torch.randn(y.shape, generator=generator, dtype=torch.float32, device=y.device).to(y)
     u = torch.rand((2, len(y)), generator=generator, dtype=y.dtype, device=y.device)
     eps = row.eps * (1.0 + PACES * (2.0 * u[0] - 1.0))[:, None]
-    if row.decades:
+    if row.decades and k % row.every == row.every - 1:
         wide = torch.rand((len(y), 1), generator=generator, dtype=y.dtype, device=y.device)
         eps = eps * 10.0 ** (-row.decades * wide)
     return v, eps, torch.log(u[1])
