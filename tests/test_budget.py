@@ -62,7 +62,7 @@ BUDGET = {
     # kind of move knows its power; a Gaussian that takes leapfrogs begins in the middle of the set;
     # draws on curved equations say how many lines carry them; the measure of asymmetry came from sampling
     "sampling": Package(
-        files=20, code=3299, constants=57, imports=12
+        files=20, code=3279, constants=56, imports=12
     ),  # calibrate; a share of evaluations for checks; runs of copies stop; densities that are asked in the set alone;
     # whether a density grows without bound where there is no pilot run; the pilot measures curvatures alone
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
