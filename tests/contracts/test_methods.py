@@ -134,7 +134,7 @@ CASES: list[MethodCase] = [
     *(
         MethodCase(
             f"matheron-{gain}",
-            Matheron(levels=4, gain=gain),
+            Matheron(levels=4, gain=gain, candidates=8),
             True,
             POINT,
             meets=True,
@@ -405,7 +405,7 @@ MANY = {
     "casal-mean-dual": ("density", CASAL(10.0, dual="mean", dual_step=0.5)),
     "weighted": ("density", WeightedCASAL(30.0)),
     "split-gibbs": ("diffusion", SplitGibbs(0.2, levels=4, inner_steps=4)),
-    "matheron": ("diffusion", Matheron(levels=2)),
+    "matheron": ("diffusion", Matheron(levels=2, candidates=8)),
 }
 """An example for each way in which chains exchange something."""
 
