@@ -38,6 +38,9 @@ STRANGE, ROUNDING = 0.5, 10.0
 CENTRES = 4
 """Free samples of a mode whose affine models are tried: some lie between modes."""
 
+OTHERS = 3
+"""Modes without a free sample that are told apart, at most: the last has the rest."""
+
 SHARE = 0.5
 """Of the evaluations that are left, at most."""
 
@@ -97,11 +100,13 @@ def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float,
     for one in home.unique():
         left = others(torch.nonzero(home == one).flatten())
     left[:k] = False
-    while bool(left.any()):
+    for number in range(1, OTHERS + 1):
+        if not bool(left.any()):
+            break
         first = torch.nonzero(left).flatten()[:1]
-        far = left & others(first)
+        far = left & others(first) if number < OTHERS else left & False
         far[first] = False
-        kind[left & ~far] = int(kind.max()) + 1
+        kind[left & ~far] = number
         left = far
     return kind[k:]
 
