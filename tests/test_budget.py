@@ -41,7 +41,7 @@ BUDGET = {
     ),  # streams by key; published methods and calibrate by name; derivatives by rows are taken in linalg alone, all
     # rows of a Jacobian at once
     "constraints": Package(
-        files=30, code=8532, constants=177, imports=11
+        files=30, code=8534, constants=177, imports=11
     ),  # the reduction of flat sets came from the methods, as explain() tells its dimension; structure of Jacobians;
     # coordinates that no equation links stay apart; linear programmes say first which inequalities are equations
     "decoders": Package(files=5, code=880, constants=4, imports=2),
@@ -72,7 +72,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 39229
+LINES = 39230
 """Of all files together, everything counted."""
 
 METHODS = {

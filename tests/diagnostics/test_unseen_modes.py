@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics.unseen_modes import strangers
+from casal.diagnostics.unseen_modes import other_modes
 
 D, F64 = 16, torch.float64
 MEAN = torch.tensor([[0.0], [1.0]], dtype=F64).expand(2, D)
@@ -42,7 +42,7 @@ def test_samples_of_modes_without_a_free_sample(dtype: torch.dtype) -> None:
 
     def found(free: Tensor, home: Tensor, samples: Tensor) -> list[int]:
         stream = torch.Generator().manual_seed(3)
-        return strangers(lambda x, s: exact(x, s).to(F64), free, home, samples, 0.3, stream).tolist()
+        return other_modes(lambda x, s: exact(x, s).to(F64), free, home, samples, 0.3, stream).tolist()
 
     dark, bright = normal(0, 16, 0), normal(1, 16, 1)
     samples = torch.cat([normal(2, 50, 0), normal(3, 3, 1)])

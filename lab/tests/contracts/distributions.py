@@ -498,7 +498,7 @@ CIRCLES_ROW = rows(
     steps=500,
 )[0]
 
-SIXTEEN_ROWS = partial(
+sixteen_rows = partial(
     rows,
     "three modes on a 16-D sphere",
     Sphere(2.0),
@@ -575,8 +575,8 @@ ROWS: list[Row] = [
     ),
     *gaussian_on_plane("scales 1:100", FLAT, ONES_3, numbers(0.8), 0.003),
     # "auto" has the weights of these modes of a density right in 10 of 16 runs, and says "suspect" in the others
-    *SIXTEEN_ROWS("density", methods=("WeightedCASAL",)),
-    *SIXTEEN_ROWS("ddpm", "flow"),
+    *sixteen_rows("density", methods=("WeightedCASAL",)),
+    *sixteen_rows("ddpm", "flow"),
     *rows(
         "64-D sphere",
         Sphere(LONG_RADIUS),

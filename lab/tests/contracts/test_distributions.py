@@ -12,7 +12,7 @@ from torch import Tensor
 import casal
 from casal_lab.problems.small import Reference
 
-from .distributions import ROWS, SIXTEEN_ROWS, Row
+from .distributions import ROWS, Row, sixteen_rows
 
 pytestmark = pytest.mark.statistical
 
@@ -54,7 +54,7 @@ def test_the_distribution_is_right(row: Row, method: str) -> None:
 
 
 def test_weights_of_modes_that_are_not_known_are_not_trusted() -> None:
-    (row,) = SIXTEEN_ROWS("density", methods=("auto",))
+    (row,) = sixteen_rows("density", methods=("auto",))
     found = row.case.sample(SEED, "auto")
     assert found.fidelity.verdict == "suspect" and "modes" in " ".join(found.fidelity.reasons)
 

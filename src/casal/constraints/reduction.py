@@ -288,11 +288,13 @@ def _null_space(E: Tensor, e: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Equ
 
 
 def _parts(F: Tensor) -> Tensor:
-    """A number for each coordinate (d,), the same for those that rows of F link."""
-    linked, label, before = F != 0, torch.arange(F.shape[1]), torch.empty(0)
-    while not torch.equal(label, before):
-        before, least = label, torch.where(linked, label, F.shape[1]).amin(1, keepdim=True)
-        label = torch.minimum(label, torch.where(linked, least, F.shape[1]).amin(0)) if len(F) else label
+    """A number for each coordinate (d,), the same for those that rows of F link, and for those that are in no row."""
+    linked, d, before = F != 0, F.shape[1], torch.empty(0)
+    label = torch.where(linked.any(0), torch.arange(d), d)
+    while len(F) and not torch.equal(label, before):
+        before, least = label, torch.where(linked, label, d).amin(1, keepdim=True)
+        label = torch.minimum(label, torch.where(linked, least, d).amin(0))
+        label = torch.where(label < d, label[label.clamp_max(d - 1)], d)  # the number of that coordinate may be lower
     return label
 
 

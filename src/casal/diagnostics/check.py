@@ -250,7 +250,7 @@ class Evidence:
         """The call that ends closer to the set: a ladder with so many times the rho, or another method."""
         n, fixed = len(self.run.samples), self.problem.table.static
         if self.rho is None:
-            inside = "HMC" if fixed and HMC().fits(self.problem) else "WeightedCASAL" if fixed else "SplitGibbs"
+            inside = "HMC" if HMC().fits(self.problem) else "WeightedCASAL" if fixed else "SplitGibbs"
             return f"casal.sample(..., casal.{inside}(), n={n}), about as many model calls"
         rho = times * self.rho
         method = f"casal.WeightedCASAL({rho:.2g})" if fixed else f"casal.SplitGibbs({rho**-0.5:.2g})"

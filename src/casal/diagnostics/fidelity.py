@@ -226,11 +226,11 @@ def verdict_of(evidence: Evidence, found: list[Check], not_promised: str = "") -
             )
         return Fidelity("too few", (f"{said}: {more}", *missing, *notes), figures)
     if not least <= LARGEST_DETECTABLE:
-        told = "" if missing else f"samples were checked within modes of unknown weights: {evidence.more_chains(2.0)}"
         if math.isfinite(least):
-            told = (
-                f"the checks find errors of a mean above {least:.2g} standard deviations only, {LARGEST_DETECTABLE:g} "
-            )
-            told += f"are needed: {evidence.more_chains((least / LARGEST_DETECTABLE) ** 2)}"
-        return Fidelity("unchecked", (*filter(None, [told]), *missing, *notes), figures)
+            more = evidence.more_chains((least / LARGEST_DETECTABLE) ** 2)
+            said = f"the checks find errors of a mean above {least:.2g} standard deviations only"
+            missing = (f"{said}, {LARGEST_DETECTABLE:g} are needed: {more}", *missing)
+        elif not missing:
+            missing = (f"samples were checked within modes of unknown weights: {evidence.more_chains(2.0)}",)
+        return Fidelity("unchecked", missing + notes, figures)
     return Fidelity("trusted", missing + notes, figures)

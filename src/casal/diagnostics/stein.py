@@ -397,7 +397,7 @@ def stein(evidence: Evidence) -> Iterator[Check]:
     known = torch.stack([torch.isfinite(one).all(1) for one in score]).all(0)
     if not bool(known.all()):
         share = 1.0 - float(lineage.weights @ known.to(torch.float64))
-        moves = ", or casal.HMC(), which moves inside it" if problem.table.static and HMC().fits(problem) else ""
+        moves = ", or casal.HMC(), which moves inside it" if HMC().fits(problem) else ""
         yield Check(
             share,
             0.0,

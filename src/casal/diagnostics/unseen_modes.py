@@ -8,8 +8,8 @@ Inside a Gaussian mode the denoiser is affine, D(y) = D(c) + J (y - c). So at no
 
 is rounding where x is of the mode of c. Elsewhere it is a difference of scores, at all low levels s. Between two modes
 the denoiser is between their affine models. A sample with a larger r than free samples have, for all modes that are
-known and between any two, is a stranger. If all samples are of one mode, the set has decided, and it does not matter
-that no free sample is.
+known and between any two, is of another mode. If all samples are of one mode, the set has decided, and it does not
+matter that no free sample is.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, NotAvailable, evenly
-from casal.methods.affine_modes import STEP, Ask, normal
+from casal.methods.affine_modes import Ask, affine, normal
 from casal.methods.matheron import SYMMETRIC, denoised_rows, spread
 
 LEVELS = (1 / 4, 1 / 16, 1 / 64)
-"""Noise levels, in units of the largest standard deviation of the free samples. A stranger is one at two that follow
-each other: at high levels other modes bend the model, at low ones a difference of the network is rounding."""
+"""Noise levels, in units of the largest standard deviation of the free samples. A sample is of another mode if two that
+follow each other say so: at high levels other modes bend the model, at low ones a difference is rounding."""
 
 FREE = 16
 """Free samples of a mode that it is compared with, at most."""
 
-STRANGE, ROUNDING = 0.5, 10.0
-"""r of a stranger: in units of the spread of the free samples over its square, and over the median of free samples."""
+BENT, ROUNDING = 0.5, 10.0
+"""r of a sample of another mode: in units of the spread of the free samples over its square, and over their median."""
 
 CENTRES = 4
 """Free samples of a mode whose affine models are tried: some lie between modes."""
@@ -45,18 +45,12 @@ SHARE = 0.5
 """Of the evaluations that are left, at most."""
 
 
-def affine(ask: Ask, y: Tensor, c: Tensor, at: Tensor, s: float) -> Tensor:
-    """D(c) + J (y - c) at points y (n, d), by differences; ``at`` is D(c), (1, d) like c."""
-    t = STEP * s / torch.linalg.vector_norm(y - c, dim=1, keepdim=True).clamp_min(STEP * s)
-    return at + (ask(c + t * (y - c), s) - at) / t
-
-
-def middle(ask: Ask, y: Tensor, clean: Tensor, of: Tensor, s: float) -> tuple[Tensor, Tensor]:
+def representative(ask: Ask, y: Tensor, clean: Tensor, of: Tensor, s: float) -> tuple[Tensor, Tensor]:
     """The one of a few points of a mode whose affine model is right at most of them, and D of it."""
     tried = [(y[c : c + 1], clean[c : c + 1]) for c in of[:: max(1, len(of) // CENTRES)][:CENTRES].tolist()]
     if len(tried) == 1:
         return tried[0]
-    off = [torch.linalg.vector_norm(clean[of] - affine(ask, y[of], *one, s), dim=1).median() for one in tried]
+    off = [torch.linalg.vector_norm(clean[of] - affine(ask, *one, s, y[of]), dim=1).median() for one in tried]
     return tried[int(torch.stack(off).argmin())]
 
 
@@ -70,8 +64,8 @@ def bend(clean: Tensor, models: list[Tensor], s: float) -> Tensor:
     return found / s**2
 
 
-def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float, stream: torch.Generator) -> Tensor:
-    """The mode of samples (n, d), (n,): 0 for known ones, 1, 2, ... for others.
+def other_modes(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float, stream: torch.Generator) -> Tensor:
+    """The mode of samples (n, d), (n,): 0 for those that free samples are of, 1, 2, ... for others.
 
     Args:
         ask: The denoiser.
@@ -91,12 +85,13 @@ def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float,
         """Which points are of no mode that is known, with that of some points."""
         over = list[Tensor]()
         for s, y, clean, models in seen:
-            models.append(affine(ask, y, *middle(ask, y, clean, of, s), s))
+            models.append(affine(ask, *representative(ask, y, clean, of, s), s, y))
             r = bend(clean, models, s)
-            over.append(r > max(STRANGE * unit / top**2, ROUNDING * float(r[:k].median())))
+            over.append(r > max(BENT * unit / top**2, ROUNDING * float(r[:k].median())))
         return torch.stack([one & two for one, two in pairwise(over)]).any(0)
 
-    kind, left = torch.zeros(len(points), dtype=torch.long, device=free.device), points[:, 0] == points[:, 0]
+    kind = torch.zeros(len(points), dtype=torch.long, device=free.device)
+    left = kind > 0
     for one in home.unique():
         left = others(torch.nonzero(home == one).flatten())
     left[:k] = False
@@ -112,7 +107,7 @@ def strangers(ask: Ask, free: Tensor, home: Tensor, samples: Tensor, top: float,
 
 
 def unseen_modes(evidence: Evidence) -> Iterator[Check]:
-    """Strangers among the samples; for exact networks and chains of one condition."""
+    """Samples in modes without a free sample; for exact networks and chains of one condition."""
     problem, state, known = evidence.problem, evidence.run.state, evidence.last
     if not known.get("asymmetry", 1.0) <= SYMMETRIC or problem.target.condition:
         return
@@ -125,7 +120,7 @@ def unseen_modes(evidence: Evidence) -> Iterator[Check]:
     stream = torch.Generator(free.device).manual_seed(4254)
     points = state.x.flatten(1).to(torch.float64)[evenly(n, count).to(free.device)]
     top, ask = spread(problem, state.free, 0.0, stream), partial(denoised_rows, problem)
-    kind = strangers(ask, free[some], state.home[some], points, top, stream)
+    kind = other_modes(ask, free[some], state.home[some], points, top, stream)
     share, several = float((kind > 0).to(torch.float64).mean()), len(kind.unique()) > 1
     yield Check(
         share if several else 0.0,

@@ -272,13 +272,15 @@ def look(ask: Ask, free: Tensor, s: float, stream: torch.Generator) -> Level:
 
 def extrapolated(ask: Ask, x: Tensor, clean: Tensor, s: float, at: Tensor) -> Tensor:
     """The affine model of every x at the points ``at``, (k, 2 d)."""
-    found = list[Tensor]()
-    for point in at:
-        away = point - x
-        size = torch.linalg.vector_norm(away, dim=1, keepdim=True)
-        t = torch.where(size > 1e-6, STEP * s / size.clamp_min(1e-12), torch.ones_like(size))
-        found.append(clean + (ask(x + t * away, s) - clean) / t)
-    return torch.cat(found, 1)
+    return torch.cat([affine(ask, x, clean, s, point) for point in at], 1)
+
+
+def affine(ask: Ask, x: Tensor, clean: Tensor, s: float, at: Tensor) -> Tensor:
+    """D(x) + J (at - x) by one difference; x and D(x) are a point for each of ``at``, or one for all, or for one."""
+    away = at - x
+    size = torch.linalg.vector_norm(away, dim=1, keepdim=True)
+    t = torch.where(size > 1e-6, STEP * s / size.clamp_min(1e-12), torch.ones_like(size))
+    return clean + (ask(x + t * away, s) - clean) / t
 
 
 def joined(distance: Tensor, radius: float) -> tuple[Tensor, Tensor]:

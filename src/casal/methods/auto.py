@@ -131,7 +131,7 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
         n: Chains.
         x: Some starting points.
     """
-    if not problem.table.static or not HMC().fits(problem):
+    if not HMC().fits(problem):
         return None
     rows, size = len(problem.table), math.prod(problem.latent)
     told = f"at most {rows} model calls per chain"

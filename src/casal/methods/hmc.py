@@ -312,7 +312,9 @@ class HMC(Method[HMCState]):
         return (len(problem.table) * control.stride - control.spent) / max(control.left, 1)
 
     def fits(self, problem: Problem) -> bool:
-        """Whether the set and the decoder are of a kind that it takes."""
+        """Whether the density is fixed, and the set and the decoder are of a kind that it takes."""
+        if not problem.table.static:
+            return False
         one = problem.take(slice(0, 1)).replace(usage=Uncounted())
         try:
             space = space_of(problem)

@@ -400,12 +400,11 @@ class Matheron(Method[Any]):
         first = max(first, last)
         ramp = torch.linspace(first ** (1 / 7), last ** (1 / 7), self.levels - again - ends, dtype=torch.float64) ** 7
         sigmas = (first,) * again + tuple(ramp.tolist())
-        record = {"first level": first, "last level": last}
+        record = {"first level": first, "last level": last, "asymmetry": uneven}
         kind = (
             torch.zeros(len(free), dtype=torch.long, device=free.device) if labels is None else labels.to(free.device)
         )
         x, home, region = free, kind, self._region(problem)
-        record |= {"asymmetry": uneven}
         if control.exact and self._looks(region, len(free)):
             begun = affine_modes.begin(
                 partial(denoised_rows, problem), as_rows(free), region.mode_rows, partial(region.mode, generator), top,
